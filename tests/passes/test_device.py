@@ -1,0 +1,198 @@
+"""Device descriptions: presets, which link an axis uses, saving and loading."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from autopar.ir.errors import PlanError
+from autopar.ir.mesh import Mesh
+from autopar.passes.collective_cost import collective_line, collective_time
+from autopar.passes.device import (
+    COLLECTIVES,
+    Link,
+    Measure,
+    bytes_moved,
+    device_for,
+    load_device,
+    save_device,
+)
+
+PRESETS = ("h100", "h200", "a100", "cpu")
+MB = 2**20
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_complete_and_survive_saving(name: str, tmp_path: Path) -> None:
+    mesh = Mesh.of({"dp": 2})
+    device = device_for(name, mesh)
+    assert device.name == name
+    path = tmp_path / "device.json"
+    save_device(device, path)
+    assert load_device(path) == device
+    assert device_for(str(path), mesh) == device
+    assert device_for(path, mesh, {"dp": "inter"}).link_of("dp", mesh).name == "inter"
+    assert [p.name for p in tmp_path.iterdir()] == ["device.json"]
+
+
+def test_a_device_is_taken_as_it_is() -> None:
+    device = replace(device_for("h100", Mesh.of(2)), launch=1.0)
+    assert device_for(device, Mesh.of(4)) is device
+
+
+def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "device.json"
+    device = device_for("h100", Mesh.of(2))
+    save_device(device, path)
+
+    def refuse(source: str, target: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(OSError, match="disk full"):
+        save_device(replace(device, launch=1.0), path)
+    assert load_device(path) == device
+    assert [p.name for p in tmp_path.iterdir()] == ["device.json"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"dp": 4, "tp": 8}, {"dp": "inter", "tp": "intra"}),
+        ({"dp": 2, "tp": 4}, {"dp": "intra", "tp": "intra"}),
+        ({"pp": 4, "dp": 2, "tp": 4}, {"pp": "inter", "dp": "intra", "tp": "intra"}),
+        ({"dp": 16}, {"dp": "inter"}),
+        # Groups of 6 would straddle hosts of 8; alone on one host they do not.
+        ({"dp": 4, "tp": 6}, {"dp": "inter", "tp": "inter"}),
+        ({"tp": 6}, {"tp": "intra"}),
+    ],
+)
+def test_an_axis_within_a_host_uses_its_fast_link(
+    sizes: dict[str, int], expected: dict[str, str]
+) -> None:
+    mesh = Mesh.of(sizes)
+    device = device_for("h100", mesh)
+    assert {axis: device.link_of(axis, mesh).name for axis in mesh.names} == expected
+
+
+def test_the_user_may_name_the_link_of_an_axis() -> None:
+    mesh = Mesh.of({"dp": 2, "tp": 4})
+    device = device_for("h100", mesh, {"dp": "inter"})
+    assert [device.link_of(axis, mesh).name for axis in mesh.names] == ["inter", "intra"]
+
+
+def test_h100_figures_are_those_of_its_sources() -> None:
+    # The fitted tables speak of the whole tensor: 1 GB all-reduced by 8 at 267 GB/s and 31 us.
+    mesh = Mesh.of({"tp": 8})
+    device = device_for("h100", mesh)
+    seconds = collective_time(device, mesh, "all_reduce", ("tp",), 1e9)
+    assert seconds == pytest.approx(31e-6 + 1 / 267)
+    seconds = collective_time(device, mesh, "all_gather", ("tp",), 1e9)
+    assert seconds == pytest.approx(30e-6 + 1 / 394)
+    assert device.flop_rate(torch.bfloat16) == pytest.approx(0.7 * 989e12)
+    assert device.flop_rate(torch.int64) == device.flop_rate(torch.float32)
+
+
+def test_cpu_figures_are_the_measured_ones() -> None:
+    # 8 MB over gloo; an all-to-all of 8 MB on each of two ranks works on 16 MB together.
+    mesh = Mesh.of({"dp": 2})
+    device = device_for("cpu", mesh)
+    measured = {"all_reduce": 6.3, "all_gather": 8.6, "reduce_scatter": 14.8}
+    for kind, milliseconds in measured.items():
+        line = collective_line(device, mesh, kind, ("dp",))
+        assert line.per_byte * 8e6 == pytest.approx(milliseconds * 1e-3)
+    line = collective_line(device, mesh, "all_to_all", ("dp",))
+    assert line.per_byte * 16e6 == pytest.approx(2.6e-3)
+
+
+def test_bytes_moved_by_one_rank() -> None:
+    assert bytes_moved("all_reduce", 4) == 2 * 3 / 4
+    assert bytes_moved("all_gather", 4) == bytes_moved("reduce_scatter", 4) == 3 / 4
+    assert bytes_moved("all_to_all", 4) == 3 / 4 / 4
+
+
+def test_several_axes_wait_for_every_link_and_move_at_the_slowest() -> None:
+    mesh = Mesh.of({"dp": 4, "tp": 8})
+    device = device_for("h100", mesh)
+    both = collective_line(device, mesh, "all_gather", ("dp", "tp"))
+    parts = [collective_line(device, mesh, "all_gather", (axis,)) for axis in mesh.names]
+    assert both.latency == pytest.approx(sum(p.latency for p in parts))
+    assert both.per_byte == pytest.approx(31 / 32 / 50e9)
+    one_host = Mesh.of({"dp": 2, "tp": 4})
+    both = collective_line(device, one_host, "all_gather", ("dp", "tp"))
+    assert both == collective_line(device, Mesh.of({"tp": 8}), "all_gather", ("tp",))
+
+
+def test_a_group_of_one_is_free() -> None:
+    mesh = Mesh.of({"dp": 1, "tp": 2})
+    device = device_for("h100", mesh)
+    for kind in COLLECTIVES:
+        assert collective_time(device, mesh, kind, ("dp",), MB) == 0
+        assert collective_time(device, mesh, kind, (), MB) == 0
+        alone = collective_time(device, mesh, kind, ("tp",), MB)
+        assert collective_time(device, mesh, kind, ("dp", "tp"), MB) == alone
+
+
+def link(*measures: Measure) -> Link:
+    return Link("lan", tuple((kind, measures) for kind in COLLECTIVES))
+
+
+def test_constants_between_two_group_sizes_are_interpolated() -> None:
+    lan = link(Measure(2, 1.0, 10.0), Measure(8, 3.0, 20.0))
+    assert lan.at("all_reduce", 4) == Measure(4, 2.0, 15.0)
+    assert lan.at("all_reduce", 2) == Measure(2, 1.0, 10.0)
+    assert lan.at("all_reduce", 64) == Measure(64, 3.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("measures", "message"),
+    [
+        ((), "group sizes of all_reduce must grow from 2 on, got \\[\\]"),
+        ((Measure(4, 0, 1), Measure(2, 0, 1)), "must grow from 2 on, got \\[4, 2\\]"),
+        ((Measure(1, 0, 1),), "must grow from 2 on, got \\[1\\]"),
+        ((Measure(2, 0, 0),), "a bandwidth above 0 B/s"),
+    ],
+)
+def test_refuses_measures_that_cannot_be(measures: tuple[Measure, ...], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        link(*measures)
+
+
+def test_refuses_a_link_without_all_collectives() -> None:
+    with pytest.raises(PlanError, match="link 'lan': no measures of all_gather, all_to_all, red"):
+        Link("lan", (("all_reduce", (Measure(2, 0, 1),)),))
+
+
+def test_refuses_unknown_names() -> None:
+    mesh = Mesh.of({"dp": 2})
+    with pytest.raises(PlanError, match="device 'b200': unknown; expected h100, h200, a100, cpu"):
+        device_for("b200", mesh)
+    with pytest.raises(PlanError, match=r"links: unknown mesh axis 'tp': the mesh is \{dp=2\}"):
+        device_for("h100", mesh, {"tp": "inter"})
+    with pytest.raises(PlanError, match="device 'h100': unknown link 'wifi'"):
+        device_for("h100", mesh, {"dp": "wifi"})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "x"}', "null"])
+def test_refuses_a_file_that_is_no_device(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "device.json"
+    path.write_text(text)
+    with pytest.raises(PlanError, match=r"device\.json': not a device description"):
+        load_device(path)
+
+
+def test_refuses_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="No such file"):
+        load_device(tmp_path / "none.json")
+
+
+def test_files_are_readable_json(tmp_path: Path) -> None:
+    path = tmp_path / "device.json"
+    save_device(device_for("cpu", Mesh.of(2)), path)
+    data = json.loads(path.read_text())
+    assert set(data["links"]) == {"intra", "inter"}
+    assert data["flop_rates"]["float32"] == 70e9

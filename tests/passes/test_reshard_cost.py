@@ -1,0 +1,163 @@
+"""Cost matrices: the same prices as the steps that are emitted."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from autopar.ir.errors import LayoutError
+from autopar.ir.layout import Layout
+from autopar.ir.mesh import Mesh
+from autopar.passes.collective_cost import collective_time
+from autopar.passes.device import device_for
+from autopar.passes.reshard import plan_reshard
+from autopar.passes.reshard_cost import ReshardCosts, step_times
+from autopar.passes.reshard_steps import Step, layouts, steps_from
+
+MB = 2**20
+
+CASES = [
+    ({"dp": 2, "tp": 4}, (64, 128, 32)),
+    ({"dp": 2, "tp": 4}, (6, 1, 4096)),
+    ({"dp": 2, "tp": 4}, ()),
+    ({"a": 2, "b": 4, "c": 2}, (1024, 4096)),
+    ({"a": 2, "b": 4, "c": 2}, (3, 16)),
+]
+
+
+@pytest.mark.parametrize("device", ["h100", "cpu"])
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(("sizes", "shape"), CASES)
+def test_an_entry_is_the_sum_of_the_steps_that_are_emitted(
+    sizes: dict[str, int], shape: tuple[int, ...], grad: bool, device: str
+) -> None:
+    mesh = Mesh.of(sizes)
+    model = device_for(device, mesh)
+    usable = [x for x in layouts(mesh, len(shape)) if x.divides(shape, mesh)]
+    rng = random.Random(0)
+    src, dst = rng.sample(usable, min(8, len(usable))), rng.sample(usable, min(8, len(usable)))
+    matrix = ReshardCosts(mesh, model).matrix(src, dst, shape, 2, grad)
+    assert matrix.shape == (len(src), len(dst))
+    nbytes = 2 * int(np.prod(shape))
+    for i, a in enumerate(src):
+        for j, b in enumerate(dst):
+            steps = plan_reshard(a, b, shape, mesh, model, grad=grad)
+            paid = sum(sum(step_times(s, nbytes, mesh, model, grad=grad)) for s in steps)
+            assert matrix[i, j] == pytest.approx(paid, rel=1e-9, abs=0)
+
+
+def test_rows_do_not_depend_on_what_was_asked_before() -> None:
+    mesh = Mesh.of({"dp": 4, "tp": 2})
+    # Another launch cost makes a device of its own, with tables that no other test has filled.
+    device = device_for("a100", mesh)
+    every = list(layouts(mesh, 2))
+    costs = ReshardCosts(mesh, device)
+    one_by_one = np.concatenate([costs.matrix([x], every, (64, 32), 4, True) for x in every])
+    costs.matrix(every, every, (64, 32), 4, True)
+    again = np.concatenate([costs.matrix([x], every, (64, 32), 4, True) for x in every[::-1]])
+    np.testing.assert_array_equal(one_by_one, again[::-1])
+    assert not np.diag(one_by_one).any()
+    assert (one_by_one + np.eye(len(every)) > 0).all()
+
+
+def test_layouts_that_do_not_divide_cost_infinity() -> None:
+    mesh = Mesh.of({"dp": 2})
+    split, whole = Layout.make([["dp"]]), Layout.whole(1)
+    matrix = ReshardCosts(mesh, device_for("h100", mesh)).matrix(
+        [whole, split], [whole, split], (3,), 4, True
+    )
+    assert matrix[0, 0] == 0
+    assert np.isinf(matrix[0, 1]) and np.isinf(matrix[1, 0])
+
+
+def test_refuses_a_layout_of_another_rank() -> None:
+    mesh = Mesh.of({"dp": 2})
+    costs = ReshardCosts(mesh, device_for("h100", mesh))
+    with pytest.raises(LayoutError, match="not a layout of a tensor of this rank on this mesh"):
+        costs.matrix([Layout.whole(2)], [Layout.whole(1)], (4,), 4, True)
+
+
+def one_step(kind: str, state: str | None = None) -> Step:
+    mesh = Mesh.of({"tp": 8})
+    for layout in layouts(mesh, 2):
+        for step in steps_from(layout, mesh):
+            if (step.kind, step.state) == (kind, state):
+                return step
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "forward", "backward"),
+    [
+        ("all_reduce", "I", "all_reduce", None),
+        ("all_reduce", "R", "all_reduce", "all_reduce"),
+        ("all_gather", "I", "all_gather", "local"),
+        ("all_gather", "R", "all_gather", "reduce_scatter"),
+        ("reduce_scatter", None, "reduce_scatter", "all_gather"),
+        ("all_to_all", None, "all_to_all", "all_to_all"),
+        ("slice", "I", "local", "all_gather"),
+        ("slice", "R", "local", "local"),
+        ("pad", None, "local", "local"),
+        ("mask", "I", "local", None),
+        ("mask", "R", "local", "local"),
+        ("to_replicate", None, None, "all_reduce"),
+        ("to_invariant", None, None, "local"),
+    ],
+)
+def test_a_step_costs_what_the_table_of_states_says(
+    kind: str, state: str | None, forward: str | None, backward: str | None
+) -> None:
+    mesh = Mesh.of({"tp": 8})
+    device = device_for("h100", mesh)
+    paid = step_times(one_step(kind, state), MB, mesh, device, grad=True)
+    for seconds, what in zip(paid, (forward, backward), strict=True):
+        if what is None:
+            assert seconds == 0
+        elif what == "local":
+            traffic = 2 * MB / device.memory_bandwidth
+            assert device.launch < seconds <= device.launch + traffic
+        else:
+            alone = collective_time(device, mesh, what, ("tp",), MB)
+            assert seconds == pytest.approx(device.launch + alone)
+    assert step_times(one_step(kind, state), MB, mesh, device, grad=False) == (paid[0], 0.0)
+
+
+def test_only_the_local_part_along_other_axes_is_moved() -> None:
+    mesh = Mesh.of({"dp": 4, "tp": 2})
+    device = device_for("h100", mesh)
+    src, dst = Layout.make([["dp"], ["tp"]]), Layout.make([["dp"], []])
+    (step,) = plan_reshard(src, dst, (64, 64), mesh, device, grad=False)
+    forward, _ = step_times(step, 8 * MB, mesh, device, grad=False)
+    alone = collective_time(device, mesh, "all_gather", ("tp",), 2 * MB)
+    assert forward == pytest.approx(device.launch + alone)
+
+
+def test_gloo_avoids_its_slow_reduce_scatter() -> None:
+    # Over gloo an all-reduce and a slice beat a reduce-scatter; on NVSwitch they do not.
+    mesh = Mesh.of({"dp": 2})
+    src, dst = Layout.make([[], []], partial=["dp"]), Layout.make([["dp"], []])
+    shape = (2048, 2048)
+    kinds = {
+        name: [
+            s.kind for s in plan_reshard(src, dst, shape, mesh, device_for(name, mesh), grad=False)
+        ]
+        for name in ("cpu", "h100")
+    }
+    assert kinds == {"cpu": ["all_reduce", "slice"], "h100": ["reduce_scatter"]}
+
+
+def test_a_large_gradient_sum_goes_the_hierarchical_way_between_hosts() -> None:
+    # One host's ranks share the network traffic instead of each sending the whole tensor.
+    mesh = Mesh.of({"dp": 4, "tp": 8})
+    device = device_for("h100", mesh)
+    src, dst = Layout.make([[], []], partial=["dp", "tp"]), Layout.whole(2)
+    large = plan_reshard(src, dst, (8192, 8192), mesh, device, grad=True)
+    assert [(s.kind, s.axes) for s in large] == [
+        ("reduce_scatter", ("tp",)),
+        ("all_reduce", ("dp",)),
+        ("all_gather", ("tp",)),
+    ]
+    small = plan_reshard(src, dst, (64, 64), mesh, device, grad=True)
+    assert [(s.kind, s.axes) for s in small] == [("all_reduce", ("dp", "tp"))]
