@@ -1,0 +1,130 @@
+"""Which collectives a partitioned graph runs, forward and backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.ir.graph import Graph, Node
+from autopar.ir.mesh import Mesh
+from autopar.ir.rule import Rule, Strategy, local_factor_size
+from autopar.ir.steps import STEPS
+from autopar.passes.assignment import Assignment
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of one step.
+
+    kind:
+        ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``
+    axes:
+        the mesh axes it runs over
+    nbytes:
+        size of the tensor the group works on: the reduced one, the gathered one, the one to be
+        scattered; for an all-to-all one rank's piece
+    backward:
+        whether it runs in the backward pass
+    at:
+        name of the call node it is run for (the consumer of a reshard, an assisted operator)
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    nbytes: int
+    backward: bool
+    at: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}[{'+'.join(self.axes)}] {format_bytes(self.nbytes)}"
+
+
+def format_bytes(nbytes: float) -> str:
+    """A size in the unit that leaves it below 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+#: Reshard step -> what it runs forward and backward, by the state it ends (or began) in.
+_RUNS: dict[str, dict[str, tuple[str | None, str | None]]] = {
+    "autopar.all_reduce": {"I": ("all_reduce", None), "R": ("all_reduce", "all_reduce")},
+    "autopar.all_gather": {"I": ("all_gather", None), "R": ("all_gather", "reduce_scatter")},
+    "autopar.slice": {"I": (None, "all_gather"), "R": (None, None)},
+    "autopar.mask": {"I": (None, None), "R": (None, None)},
+    "autopar.reduce_scatter": {"": ("reduce_scatter", "all_gather")},
+    "autopar.all_to_all": {"": ("all_to_all", "all_to_all")},
+    "autopar.pad": {"": (None, None)},
+    "autopar.to_replicate": {"": (None, "all_reduce")},
+    "autopar.to_invariant": {"": (None, None)},
+}
+assert set(_RUNS) == set(STEPS)
+
+
+def step_collectives(node: Node, mesh: Mesh, at: str) -> list[Collective]:
+    """The collectives of one reshard step; none backward where no gradient flows."""
+    axes = node.args[1]
+    state = node.args[-1] if isinstance(node.args[-1], str) else ""
+    forward, backward = _RUNS[node.op][state]
+    (before,), (after,) = node.operands, node.results
+    assert before.layout is not None and after.layout is not None
+    nbytes = max(
+        math.prod(v.layout.local_shape(v.shape, mesh)) * v.dtype.itemsize  # type: ignore[union-attr]
+        for v in (before, after)
+    )
+    found = []
+    if forward:
+        found.append(Collective(forward, axes, nbytes, False, at))
+    if backward and after.grad:
+        found.append(Collective(backward, axes, nbytes, True, at))
+    return found
+
+
+def assisted_collectives(
+    node: Node, rule: Rule, strategy: Strategy, mesh: Mesh
+) -> list[Collective]:
+    """The collectives that an assisted operator makes by itself."""
+    found = []
+    for factor in rule.factors:
+        axes = strategy.axes_of(factor.name)
+        if not factor.assist or not axes:
+            continue
+        elements = math.prod(
+            local_factor_size(rule, strategy, over, mesh) for over in factor.assist.over
+        )
+        nbytes = elements * (*node.operands, *node.results)[0].dtype.itemsize
+        found += [Collective("all_reduce", axes, nbytes, False, node.name)] * factor.assist.forward
+        if node.differentiable:
+            found += [
+                Collective("all_reduce", axes, nbytes, True, node.name)
+            ] * factor.assist.backward
+    return found
+
+
+def collectives_of(
+    partitioned: Graph, rules: Mapping[str, Rule], assignment: Assignment
+) -> tuple[Collective, ...]:
+    """Every collective of one step of a partitioned graph, in forward order.
+
+    A reshard is put down to the call it is made for (the next one in the graph), or to the
+    result where it comes last.
+    """
+    found: list[Collective] = []
+    waiting: list[Node] = []
+    mesh = assignment.mesh
+    for node in partitioned.nodes:
+        if node.op in STEPS:
+            waiting.append(node)
+        elif not node.is_source:
+            for step in waiting:
+                found += step_collectives(step, mesh, node.name)
+            waiting = []
+            found += assisted_collectives(
+                node, rules[node.name], assignment.strategies[node.name], mesh
+            )
+    for step in waiting:
+        found += step_collectives(step, mesh, "return")
+    return tuple(found)

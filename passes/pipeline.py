@@ -1,0 +1,68 @@
+"""The passes, in the order they run.
+
+traced graph ──place──▶ hints as fixes ──decide──▶ assignment ──lower──▶ partitioned graph
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from autopar.ir.graph import Graph
+from autopar.ir.layout import Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.verify import verify_graph
+from autopar.passes.assignment import Assignment
+from autopar.passes.choices import rules_of
+from autopar.passes.device import Device
+from autopar.passes.hints import Hint
+from autopar.passes.partition import partition
+from autopar.passes.place_hints import Placed, place_hints
+from autopar.passes.prices import DevicePrices
+from autopar.passes.search import Mode, Outputs, Searched, search
+
+
+def place(
+    graph: Graph,
+    mesh: Mesh,
+    module_hints: Mapping[str, Hint],
+    pattern_hints: Mapping[str, Hint],
+    module_paths: Iterable[str],
+) -> Placed:
+    """Check the traced graph and resolve its hints (see `place_hints`)."""
+    verify_graph(graph, stage="traced")
+    placed = place_hints(graph, mesh, module_hints, pattern_hints, module_paths)
+    verify_graph(placed.graph, stage="traced")
+    return placed
+
+
+def decide(
+    placed: Placed,
+    mesh: Mesh,
+    device: Device,
+    *,
+    mode: Mode,
+    outputs: Outputs,
+    pinned: Mapping[str, Layout] | None = None,
+    method: Literal["auto", "ilp", "reduce"] = "auto",
+) -> Searched:
+    """Choose the assignment of a placed graph (see `search`)."""
+    mesh = mesh.without_trivial_axes()
+    return search(
+        placed,
+        rules_of(placed.graph),
+        mesh,
+        DevicePrices(mesh, device),
+        mode=mode,
+        outputs=outputs,
+        pinned=pinned,
+        method=method,
+    )
+
+
+def lower(graph: Graph, assignment: Assignment, device: Device) -> Graph:
+    """The graph that each rank runs under an assignment (see `partition`)."""
+    prices = DevicePrices(assignment.mesh, device)
+    partitioned = partition(graph, rules_of(graph), assignment, prices.steps)
+    verify_graph(partitioned, stage="partitioned")
+    return partitioned

@@ -1,0 +1,159 @@
+"""Choose every strategy and layout of a graph: the modes, and the search behind them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from autopar.ir.errors import PlanError
+from autopar.ir.graph import Graph, Node, Value
+from autopar.ir.layout import INVARIANT, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.rule import Rule
+from autopar.passes.assignment import SEARCH, Assignment
+from autopar.passes.build import Built, Prices, build_problem
+from autopar.passes.choices import Fix
+from autopar.passes.place_hints import Placed
+from autopar.passes.propagate import propagate
+from autopar.passes.solver import Solution, solve
+from autopar.passes.source_layouts import stored_layouts
+
+Mode = Literal["auto", "semi_auto", "data_parallel", "stand_alone"]
+Outputs = Literal["auto", "full", "sharded"]
+MODES: tuple[str, ...] = ("auto", "semi_auto", "data_parallel", "stand_alone")
+OUTPUTS: tuple[str, ...] = ("auto", "full", "sharded")
+
+
+@dataclass(frozen=True)
+class Searched:
+    """An assignment with the problem it solves.
+
+    `solution.cost` is the predicted time of one step in seconds.
+    """
+
+    assignment: Assignment
+    solution: Solution
+    built: Built
+
+
+def search(
+    placed: Placed,
+    rules: Mapping[str, Rule],
+    mesh: Mesh,
+    prices: Prices,
+    *,
+    mode: Mode,
+    outputs: Outputs = "auto",
+    pinned: Mapping[str, Layout] | None = None,
+    method: Literal["auto", "ilp", "reduce"] = "auto",
+) -> Searched:
+    """Decide a graph's assignment.
+
+    mesh:
+        the mesh without axes of size 1
+    mode:
+        ``"semi_auto"`` spreads the hints and searches the rest; ``"auto"`` searches everything,
+        hints still binding; ``"data_parallel"`` splits the batch of every input over all axes and
+        keeps parameters whole; ``"stand_alone"`` computes everything on every rank
+    pinned:
+        parameter layouts that are given, by dotted name
+    method:
+        how the solver works (`autopar.passes.solver.solve`)
+
+    Raises PlanError where the mode cannot be had.
+    """
+    graph = placed.graph
+    origins = {name: str(hint) for name, hint in placed.hints.items()}
+    fixes: Mapping[str, Fix] = placed.fixes
+    reasons = {name: dict.fromkeys(mesh.names, origins[name]) for name in fixes}
+    fixed_sources: dict[str, Layout] = {}
+    if mode == "stand_alone":
+        fixes = {n.name: Fix(roles=dict.fromkeys(mesh.names, INVARIANT)) for n in graph.calls}
+        reasons = {n.name: dict.fromkeys(mesh.names, "mode stand_alone") for n in graph.calls}
+        fixed_sources = {n.name: _whole(n) for n in graph.nodes if n.is_source}
+    if mode == "data_parallel":
+        fixed_sources = _data_parallel_sources(graph, mesh, pinned or {})
+    if mode in ("data_parallel", "semi_auto"):
+        inputs = {n.name: fixed_sources[n.name] for n in graph.sources("input") if fixed_sources}
+        spread = propagate(graph, rules, mesh, fixes, origins, inputs)
+        fixes, reasons = spread.fixes, spread.reasons
+    built = build_problem(
+        graph,
+        rules,
+        mesh,
+        prices,
+        fixes=fixes,
+        pinned=pinned,
+        fixed_sources=fixed_sources,
+        output_layouts=output_choices(graph, mesh, outputs),
+    )
+    solution = solve(built.problem, method=method)
+    assignment = built.assignment(mesh, solution.choice)
+    return Searched(
+        replace(assignment, reasons=_with_search(graph, mesh, reasons)), solution, built
+    )
+
+
+def _with_search(
+    graph: Graph, mesh: Mesh, reasons: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, str]]:
+    """What no hint decided was decided by the search."""
+    return {
+        node.name: {axis: reasons.get(node.name, {}).get(axis, SEARCH) for axis in mesh.names}
+        for node in graph.calls
+    }
+
+
+def _whole(node: Node) -> Layout:
+    return Layout.whole(len(node.results[0].shape))
+
+
+def batch_size(inputs: Sequence[Node]) -> int | None:
+    """The most common size of dimension 0 among the inputs (the first one on a tie)."""
+    sizes = Counter(n.results[0].shape[0] for n in inputs if n.results[0].shape)
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def _data_parallel_sources(
+    graph: Graph, mesh: Mesh, pinned: Mapping[str, Layout]
+) -> dict[str, Layout]:
+    """Parameters whole, the batch of every input split over all axes."""
+    inputs = graph.sources("input")
+    batch = batch_size(inputs)
+    if batch is None:
+        raise PlanError("mode 'data_parallel': no input has a batch dimension")
+    if batch % mesh.size:
+        raise PlanError(
+            f"mode 'data_parallel': the batch of {batch} does not divide over the {mesh.size} "
+            f"ranks of the mesh {mesh}"
+        )
+    layouts = {node.name: pinned.get(node.target, _whole(node)) for node in graph.sources("param")}
+    for node in inputs:
+        shape = node.results[0].shape
+        is_batch = bool(shape) and shape[0] == batch
+        dims = [mesh.names if d == 0 and is_batch else () for d in range(len(shape))]
+        layouts[node.name] = Layout.make(dims)
+    return layouts
+
+
+def output_choices(
+    graph: Graph, mesh: Mesh, outputs: Outputs
+) -> tuple[tuple[Layout, ...] | None, ...]:
+    """The layouts each output may be returned in.
+
+    ``"full"``: whole; ``"sharded"``: as the plan has it; ``"auto"``: sharded when the model also
+    returns a scalar that is differentiated (a loss), else whole.
+    """
+    values = [v for v in graph.outputs if isinstance(v, Value)]
+    has_loss = any(v.grad and v.numel == 1 for v in values)
+    sharded = outputs == "sharded" or (outputs == "auto" and has_loss)
+    return tuple(
+        None
+        if not isinstance(v, Value)
+        else stored_layouts(v.shape, mesh)
+        if sharded
+        else (Layout.whole(len(v.shape)),)
+        for v in graph.outputs
+    )
