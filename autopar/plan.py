@@ -1,0 +1,232 @@
+"""The plan: every decision of the compiler, to be read, saved, edited and replayed."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autopar.ir.errors import PlanError
+from autopar.ir.layout import Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.rule import Strategy
+from autopar.passes.assignment import Assignment
+from autopar.report import Row, format_table
+
+#: The version of the plan file; a file of another version is refused.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A strategy for every operator, a layout for everything stored, and the predicted cost.
+
+    mesh:
+        the mesh it was made for
+    mode, outputs, device:
+        how it was asked for, and the device it was priced on
+    training:
+        whether the model was in training mode
+    fingerprint:
+        a digest of the traced graph and its hints: the plan fits this graph only
+    signature:
+        ``"param <name>"``, ``"input <path>"`` … -> the type of that tensor, to say what differs
+    labels:
+        source node name -> its entry in `signature`
+    assignment:
+        the decisions
+    seconds:
+        predicted time of one step, forward and backward
+    bound:
+        a proven lower bound on that time over all plans of the search
+    rows:
+        one per operator, for reading
+    notes:
+        what the user should know: operators that could not be split, settings that were changed
+    """
+
+    mesh: Mesh
+    mode: str
+    outputs: str
+    device: str
+    training: bool
+    fingerprint: str
+    signature: Mapping[str, str]
+    labels: Mapping[str, str]
+    assignment: Assignment
+    seconds: float
+    bound: float
+    rows: tuple[Row, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        head = (
+            f"plan for {self.device} on mesh {self.mesh}, mode {self.mode}: "
+            f"predicted {self.seconds * 1e3:.3f} ms per step"
+        )
+        gap = (self.seconds - self.bound) / self.seconds if self.seconds else 0.0
+        head += f" (within {100 * max(gap, 0.0):.2g} % of the optimum)"
+        lines = [head, format_table(self.rows)]
+        lines.extend(f"note: {note}" for note in self.notes)
+        return "\n".join(lines)
+
+    @property
+    def input_layouts(self) -> dict[str, Layout]:
+        """Argument path -> what each rank needs of that input."""
+        return self._layouts_of("input ")
+
+    @property
+    def parameter_layouts(self) -> dict[str, Layout]:
+        """Dotted name -> the layout a parameter is stored in (those that the graph uses)."""
+        return self._layouts_of("param ")
+
+    def _layouts_of(self, kind: str) -> dict[str, Layout]:
+        return {
+            self.labels[name].removeprefix(kind): layout
+            for name, layout in self.assignment.sources.items()
+            if self.labels[name].startswith(kind)
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON. The file appears whole or not at all."""
+        target = Path(path)
+        text = json.dumps(self.to_json(), indent=1) + "\n"
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Read a plan that `save` wrote.
+
+        Raises PlanError naming the file where it is missing, cut short, of another version, or
+        has a field that is absent or malformed.
+        """
+        try:
+            text = Path(path).read_text()
+        except OSError as error:
+            raise PlanError(f"plan file {path}: cannot be read: {error.strerror}") from None
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise PlanError(
+                f"plan file {path}: not valid JSON ({error}); it may be cut short"
+            ) from None
+        try:
+            return Plan.from_json(data)
+        except PlanError as error:
+            raise PlanError(f"plan file {path}: {error}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        decided = self.assignment
+        return {
+            "autopar_plan": VERSION,
+            "mesh": dict(self.mesh.axes),
+            "mode": self.mode,
+            "outputs": self.outputs,
+            "device": self.device,
+            "training": self.training,
+            "fingerprint": self.fingerprint,
+            "seconds": self.seconds,
+            "bound": self.bound,
+            "operators": {
+                name: {
+                    "roles": dict(strategy.roles),
+                    "chosen_by": decided.reasons.get(name, {}),
+                }
+                for name, strategy in decided.strategies.items()
+            },
+            "sources": {name: _layout_json(v) for name, v in decided.sources.items()},
+            "relays": {name: _layout_json(v) for name, v in decided.relays.items()},
+            "returned": [None if v is None else _layout_json(v) for v in decided.outputs],
+            "signature": dict(self.signature),
+            "labels": dict(self.labels),
+            "rows": [row.to_json() for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+    @staticmethod
+    def from_json(data: Any) -> Plan:
+        """The inverse of `to_json`. Raises PlanError naming the field that does not fit."""
+        if not isinstance(data, dict) or "autopar_plan" not in data:
+            raise PlanError("not a plan: the field 'autopar_plan' is missing")
+        if data["autopar_plan"] != VERSION:
+            raise PlanError(
+                f"version {data['autopar_plan']!r}, this autopar reads version {VERSION}; "
+                "make the plan anew"
+            )
+        read = _Reader(data)
+        mesh = Mesh.of(read("mesh", dict))
+        operators = read("operators", dict)
+        assignment = Assignment(
+            mesh.without_trivial_axes(),
+            {n: _strategy(n, entry) for n, entry in operators.items()},
+            read.layouts("sources"),
+            read.layouts("relays"),
+            tuple(None if v is None else _layout(v, "returned") for v in read("returned", list)),
+            {n: dict(entry.get("chosen_by", {})) for n, entry in operators.items()},
+        )
+        return Plan(
+            mesh=mesh,
+            mode=read("mode", str),
+            outputs=read("outputs", str),
+            device=read("device", str),
+            training=read("training", bool),
+            fingerprint=read("fingerprint", str),
+            signature=read("signature", dict),
+            labels=read("labels", dict),
+            assignment=assignment,
+            seconds=float(read("seconds", (int, float))),
+            bound=float(read("bound", (int, float))),
+            rows=tuple(Row.from_json(row) for row in read("rows", list)),
+            notes=tuple(read("notes", list)),
+        )
+
+
+class _Reader:
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+
+    def __call__(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        if name not in self.data:
+            raise PlanError(f"the field {name!r} is missing")
+        value = self.data[name]
+        if not isinstance(value, kind):
+            raise PlanError(f"the field {name!r} has the wrong type: got {value!r}"[:200])
+        return value
+
+    def layouts(self, name: str) -> dict[str, Layout]:
+        return {key: _layout(v, f"{name}.{key}") for key, v in self(name, dict).items()}
+
+
+def _layout_json(layout: Layout) -> dict[str, Any]:
+    data: dict[str, Any] = {"dims": [list(axes) for axes in layout.dims]}
+    if layout.replicate:
+        data["replicate"] = list(layout.replicate)
+    if layout.partial:
+        data["partial"] = list(layout.partial)
+    return data
+
+
+def _layout(data: Any, where: str) -> Layout:
+    try:
+        return Layout.make(data["dims"], data.get("replicate", ()), data.get("partial", ()))
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise PlanError(f"the field {where!r} is not a layout: {data!r} ({error})") from None
+
+
+def _strategy(name: str, entry: Any) -> Strategy:
+    roles = entry.get("roles") if isinstance(entry, dict) else None
+    if not isinstance(roles, dict) or not all(isinstance(r, str) for r in roles.values()):
+        raise PlanError(f"the field 'operators.{name}.roles' must map axes to roles, got {entry!r}")
+    return Strategy(tuple(roles.items()))
