@@ -1,0 +1,25 @@
+"""An MLP in 30 lines: `python examples/mlp.py`, or `torchrun --nproc-per-node 4 examples/mlp.py`."""
+
+import torch
+from data import digits
+from torch import nn
+
+import autopar
+
+torch.manual_seed(0)
+images, labels = digits()
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+
+batch = images[:256]
+parallel = autopar.autoparallelize(model, (batch,), outputs="full")
+optimizer = torch.optim.AdamW(parallel.parameters(), lr=3e-3)
+for step in range(30):
+    start = 256 * (step % 7)
+    x, y = images[start : start + 256], labels[start : start + 256]
+    loss = nn.functional.cross_entropy(parallel(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 10 == 9:
+        print(f"step {step + 1}: loss {loss.item():.4f}")
+print(parallel.plan)
