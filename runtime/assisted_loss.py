@@ -1,0 +1,158 @@
+"""Losses whose batch or classes are split over ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.ir.layout import INVARIANT
+from autopar.ir.rules.loss import ELEMENTWISE, MEAN, NONE, SUM
+from autopar.runtime.assisted_softmax import shifted
+from autopar.runtime.operators import operator
+from autopar.runtime.precision import accumulation_dtype
+from autopar.runtime.splits import Split, group_of, is_split, pieces_of, reduce_plain, sum_over
+
+
+@operator("cross_entropy_loss")
+def cross_entropy_loss(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    *,
+    split: Split,
+) -> Tensor:
+    """`aten.cross_entropy_loss` of a block of the batch (a term, P), of the classes (I), or both.
+
+    logits `[n, c, *]`, target `[n, *]` of whole class ids or `[n, c, *]` of probabilities,
+    weight `[c]`.
+    """
+    if target.is_floating_point():
+        # Every sample counts, whatever its class: the mean is over all samples.
+        local = torch.ops.aten.cross_entropy_loss.default(
+            logits, target, weight, reduction, ignore_index, label_smoothing
+        )
+        return local / pieces_of(split, "n", "d")
+    dtype = accumulation_dtype(logits.dtype)
+    dim = 1 if logits.dim() > 1 else 0
+    classes = _Classes(target, weight, ignore_index, dim, logits.shape[dim], split)
+    if not is_split(split, "c"):
+        total = torch.ops.aten.cross_entropy_loss.default(
+            logits, target, weight, SUM, ignore_index, label_smoothing
+        )
+        return (total.to(dtype) / classes.count().to(dtype)).to(logits.dtype)
+    x = logits.to(dtype)
+    z, _ = shifted(x, dim, split)
+    # Per sample: the sum of exponentials, the target's logit and, for smoothing, all logits.
+    terms = [z.exp().sum(dim), classes.pick(z)]
+    if label_smoothing:
+        terms.append((z if weight is None else z * _along(weight, z, dim)).sum(dim))
+    total, picked, *everything = sum_over(torch.stack(terms), split, "c", to=INVARIANT).unbind()
+    log_total = total.log()
+    loss = classes.weights * (log_total - picked)
+    if label_smoothing:
+        number = logits.shape[dim] * pieces_of(split, "c")
+        smooth = log_total * classes.total_weight() - everything[0]
+        share = label_smoothing / number
+        loss = (1 - label_smoothing) * loss + share * smooth.where(classes.valid, 0)
+    return classes.reduced(loss, reduction).to(logits.dtype)
+
+
+def _nll_loss(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    *,
+    split: Split,
+) -> Tensor:
+    """`aten.nll_loss` of log-probabilities `[n, c, *]`, split as a cross entropy may be."""
+    dim = 1 if x.dim() > 1 else 0
+    classes = _Classes(target, weight, ignore_index, dim, x.shape[dim], split)
+    z = x.to(accumulation_dtype(x.dtype))
+    picked = sum_over(classes.pick(z), split, "c", to=INVARIANT)
+    return classes.reduced(-(classes.weights * picked), reduction).to(x.dtype)
+
+
+for _name in ("nll_loss", "nll_loss_nd", "nll_loss2d"):
+    operator(_name)(_nll_loss)
+
+
+class _Classes:
+    """What a loss needs of the targets, of which this rank knows a block of the classes.
+
+    valid:
+        which samples count (those whose target is not `ignore_index`)
+    weights:
+        the weight of each sample, zero for those that do not count
+    """
+
+    def __init__(
+        self,
+        target: Tensor,
+        weight: Tensor | None,
+        ignore_index: int,
+        dim: int,
+        size: int,
+        split: Split,
+    ) -> None:
+        self.valid = target != ignore_index
+        self.weight, self.dim, self.split = weight, dim, split
+        local = target.where(self.valid, 0) - group_of(split, "c").index * size
+        self.mine = (local >= 0) & (local < size)
+        self.local = local.where(self.mine, 0)
+        self.weights = self._weights()
+
+    def pick(self, x: Tensor) -> Tensor:
+        """The entry of each sample's class, zero where another rank has it (a term)."""
+        rows = x.gather(self.dim, self.local.unsqueeze(self.dim)).squeeze(self.dim)
+        return rows.where(self.mine, 0)
+
+    def _weights(self) -> Tensor:
+        if self.weight is None:
+            return self.valid
+        weight = self.weight.detach().to(accumulation_dtype(self.weight.dtype))
+        term = weight[self.local] * self.mine
+        return reduce_plain(term, self.split, "c", op="sum") * self.valid
+
+    def total_weight(self) -> Tensor | float:
+        """The sum of the weights of all classes, or 1 per class where there are none."""
+        if self.weight is None:
+            return float(self._number_of_classes())
+        return reduce_plain(self.weight.sum(), self.split, "c", op="sum")
+
+    def _number_of_classes(self) -> int:
+        return next(whole for name, _, whole in self.split if name == "c")
+
+    def count(self) -> Tensor:
+        """What a mean divides by: the weights of all samples on all ranks."""
+        return reduce_plain(self.weights.sum(), self.split, "n", "d", op="sum")
+
+    def reduced(self, loss: Tensor, reduction: int) -> Tensor:
+        loss = loss.where(self.valid, 0)
+        if reduction == NONE:
+            return loss
+        return loss.sum() / self.count() if reduction == MEAN else loss.sum()
+
+
+def _along(weight: Tensor, x: Tensor, dim: int) -> Tensor:
+    """Class weights with the rank of the logits."""
+    return weight.view([-1 if d == dim else 1 for d in range(x.dim())])
+
+
+def _register_mean_loss(name: str) -> None:
+    aten = getattr(torch.ops.aten, name).default
+
+    @operator(name)
+    def term(*args: Any, split: Split, **kwargs: Any) -> Tensor:
+        """The mean of this rank's block, scaled to be a term of the mean of all."""
+        return aten(*args, **kwargs) / pieces_of(split, "b")
+
+
+for _name in ELEMENTWISE:
+    _register_mean_loss(_name)

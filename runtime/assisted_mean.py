@@ -1,0 +1,108 @@
+"""Means and variances over dimensions that are split over ranks.
+
+A mean is returned as this rank's term. So is a variance: given the mean of the whole dimension it
+is a sum of squared deviations. The gradient through that mean is zero (the deviations sum to
+zero), so the mean is shared without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.ir.layout import INVARIANT
+from autopar.runtime.operators import operator
+from autopar.runtime.precision import accumulation_dtype
+from autopar.runtime.splits import Split, pieces_of, reduce_plain, sum_over
+
+
+@operator("mean")
+def mean(x: Tensor, *args: Any, split: Split, **kwargs: Any) -> Tensor:
+    """`aten.mean` (with or without `dim`): this rank's term of it."""
+    return torch.ops.aten.mean(x, *args, **kwargs) / pieces_of(split, "r")
+
+
+def _central(
+    x: Tensor, dim: int | Sequence[int] | None, correction: float, keepdim: bool, split: Split
+) -> tuple[Tensor, Tensor]:
+    """This rank's terms of the variance and of the mean."""
+    dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
+    z = x.to(accumulation_dtype(x.dtype))
+    pieces = pieces_of(split, "r")
+    term = z.mean(dims, keepdim=True) / pieces
+    whole = reduce_plain(term, split, "r", op="sum")
+    count = pieces
+    for d in dims:
+        count *= x.shape[d]
+    # As torch does, fewer numbers than the correction divide by zero, not by less.
+    var = (z - whole).square().sum(dims, keepdim=keepdim) / max(0.0, count - correction)
+    return var, term if keepdim else term.squeeze(dims)
+
+
+def _var(x: Tensor, *call: Any) -> Tensor:
+    return _central(x, *call)[0].to(x.dtype)
+
+
+def _std(x: Tensor, *call: Any) -> Tensor:
+    split = call[-1]
+    return _root(sum_over(_central(x, *call)[0], split, "r", to=INVARIANT)).to(x.dtype)
+
+
+def _var_mean(x: Tensor, *call: Any) -> tuple[Tensor, Tensor]:
+    var, term = _central(x, *call)
+    return var.to(x.dtype), term.to(x.dtype)
+
+
+def _std_mean(x: Tensor, *call: Any) -> tuple[Tensor, Tensor]:
+    split = call[-1]
+    var, term = _central(x, *call)
+    std = _root(sum_over(var, split, "r", to=INVARIANT))
+    return std.to(x.dtype), sum_over(term, split, "r", to=INVARIANT).to(x.dtype)
+
+
+def _root(var: Tensor) -> Tensor:
+    """The square root, with a gradient of zero (not infinity) at zero, as `torch.std` has."""
+    flat = var == 0
+    return var.masked_fill(flat, 1).sqrt().masked_fill(flat, 0)
+
+
+def _register(name: str, moments: Callable[..., Any]) -> None:
+    """The three overloads, which spell the same thing."""
+
+    @operator(f"{name}_default")
+    def default(x: Tensor, unbiased: bool = True, *, split: Split) -> Any:
+        return moments(x, None, float(unbiased), False, split)
+
+    @operator(f"{name}_dim")
+    def over_dims(
+        x: Tensor,
+        dim: Sequence[int] | None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        *,
+        split: Split,
+    ) -> Any:
+        return moments(x, dim, float(unbiased), keepdim, split)
+
+    @operator(f"{name}_correction")
+    def corrected(
+        x: Tensor,
+        dim: Sequence[int] | None = None,
+        *,
+        correction: float | None = None,
+        keepdim: bool = False,
+        split: Split,
+    ) -> Any:
+        return moments(x, dim, 1.0 if correction is None else float(correction), keepdim, split)
+
+
+for _name, _moments in (
+    ("var", _var),
+    ("std", _std),
+    ("var_mean", _var_mean),
+    ("std_mean", _std_mean),
+):
+    _register(_name, _moments)

@@ -1,0 +1,260 @@
+"""Groups of ranks that communicate, and the place of one rank in the mesh.
+
+A `Group` is one communicator over a tuple of mesh axes, seen from one rank. It works out how
+tensors are cut and joined; a transport (`runtime/transport.py` over `torch.distributed`,
+`runtime/lockstep.py` inside one process) moves the pieces. Nothing here knows of gradients:
+the differentiable steps are in `runtime/collectives.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from autopar.ir.errors import LayoutError, MeshError
+from autopar.ir.mesh import Mesh
+from autopar.runtime.random import RandomState
+
+#: How long ranks wait for one another before an operation fails.
+DEFAULT_TIMEOUT = timedelta(minutes=10)
+
+REDUCTIONS = ("sum", "max", "min")
+
+
+class Group:
+    """The ranks along some mesh axes, seen from one of them.
+
+    axes:
+        the axes, major first; ranks are ordered as they run along them
+    size, index:
+        how many ranks there are, and the position of this one
+
+    Tensors may have any strides. What communication returns is new, contiguous and carries no
+    gradient; in a group of one rank it is the argument, detached. Every piece has the same shape.
+    """
+
+    def __init__(self, axes: tuple[str, ...], size: int, index: int) -> None:
+        self.axes = axes
+        self.size = size
+        self.index = index
+
+    def all_reduce(self, x: Tensor, op: str = "sum") -> Tensor:
+        """Combine the tensors of all ranks elementwise by "sum", "max" or "min"."""
+        if op not in REDUCTIONS:
+            raise ValueError(f"all_reduce: unknown reduction {op!r}, expected one of {REDUCTIONS}")
+        x = x.detach()
+        if self.size == 1:
+            return x
+        return self._all_reduce(x.contiguous(), _reduction(x, op))
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """The tensors of all ranks, concatenated along a dimension in the order of the group."""
+        x = x.detach()
+        if self.size == 1:
+            return x
+        return _join(self._all_gather(x.contiguous(), dim), dim % x.dim())
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's block, along a dimension, of the sum of the tensors of all ranks."""
+        x = x.detach()
+        if self.size == 1:
+            return x
+        pieces = self._split("reduce_scatter", x, dim)
+        return self._reduce_scatter(pieces, _reduction(x, "sum"), dim)
+
+    def all_to_all(self, x: Tensor, split_dim: int, concat_dim: int) -> Tensor:
+        """Send the i-th block along `split_dim` to rank i; join what comes along `concat_dim`."""
+        x = x.detach()
+        if self.size == 1:
+            return x
+        pieces = self._split("all_to_all", x, split_dim)
+        return _join(self._all_to_all(pieces, (split_dim, concat_dim)), concat_dim % x.dim())
+
+    def block(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's block of a tensor along a dimension, as a view."""
+        if self.size == 1:
+            return x
+        size = self._block_size("slice", x, dim)
+        return x.narrow(dim, self.index * size, size)
+
+    def _split(self, what: str, x: Tensor, dim: int) -> Tensor:
+        """The blocks of a tensor along a dimension, stacked in front and contiguous."""
+        size = self._block_size(what, x, dim)
+        return x.unflatten(dim, (self.size, size)).movedim(dim % x.dim(), 0).contiguous()
+
+    def _block_size(self, what: str, x: Tensor, dim: int) -> int:
+        size, rest = divmod(x.shape[dim], self.size)
+        if rest:
+            raise LayoutError(
+                f"{what} over {self.axes}: dimension {dim} of {tuple(x.shape)} "
+                f"does not divide into {self.size} equal blocks"
+            )
+        return size
+
+    # What a transport provides, on contiguous tensors, pieces stacked in front. `dim` and `dims`
+    # move no data: they are there for transports that compare the calls of the ranks.
+
+    def _all_reduce(self, x: Tensor, op: str) -> Tensor:
+        raise NotImplementedError
+
+    def _all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """`shape` -> `(size, *shape)`."""
+        raise NotImplementedError
+
+    def _reduce_scatter(self, pieces: Tensor, op: str, dim: int) -> Tensor:
+        """`(size, *shape)` -> `shape`."""
+        raise NotImplementedError
+
+    def _all_to_all(self, pieces: Tensor, dims: tuple[int, int]) -> Tensor:
+        """`(size, *shape)` -> `(size, *shape)`."""
+        raise NotImplementedError
+
+
+def _join(pieces: Tensor, dim: int) -> Tensor:
+    """Concatenate stacked pieces; a copy only where a larger dimension is outside `dim`."""
+    return pieces.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def _reduction(x: Tensor, op: str) -> str:
+    """A sum of booleans is an "or"; added up as bytes it would overflow."""
+    return "max" if op == "sum" and x.dtype == torch.bool else op
+
+
+class Transport(Protocol):
+    """Makes the groups of one rank."""
+
+    def prepare(self, axes_list: Sequence[tuple[str, ...]]) -> None:
+        """Create what the named groups need; every rank calls this with the same list."""
+        ...
+
+    def connect(self, axes: tuple[str, ...]) -> Group:
+        """The group over the axes, each of size greater than one."""
+        ...
+
+
+class RankContext:
+    """One rank's place in the mesh, and the groups it communicates over.
+
+    mesh, rank:
+        the mesh and this rank's number in it (row-major)
+    coordinates:
+        this rank's position along each axis
+    device_mesh:
+        the `torch.distributed` mesh that parameters live on; None inside a lockstep simulation
+        and on a mesh of one rank
+    random:
+        where this rank stands in the random numbers that all ranks agree on
+    """
+
+    def __init__(
+        self, mesh: Mesh, rank: int, transport: Transport, device_mesh: DeviceMesh | None = None
+    ) -> None:
+        self.mesh = mesh
+        self.rank = rank
+        self.coordinates = mesh.coordinates(rank)
+        self.device_mesh = device_mesh
+        self._transport = transport
+        self._groups: dict[tuple[str, ...], Group] = {}
+        self.random = RandomState()
+
+    @property
+    def exact_rng(self) -> bool:
+        """Whether random operators draw exactly what a single device would."""
+        return self.random.exact is not None
+
+    def use_exact_rng(self, seed: int) -> None:
+        """From here on draw what one device draws after ``torch.manual_seed(seed)``."""
+        self.random = RandomState(exact=torch.Generator().manual_seed(seed))
+
+    @staticmethod
+    def from_process_group(
+        mesh: Mesh,
+        *,
+        device_mesh: DeviceMesh | None = None,
+        device_type: str = "cpu",
+        groups: Iterable[tuple[str, ...]] = (),
+        timeout: timedelta = DEFAULT_TIMEOUT,
+    ) -> RankContext:
+        """The context of this process, over `torch.distributed`; all ranks call it together.
+
+        device_mesh:
+            the user's mesh, where there is one; otherwise one is made on `device_type`, after
+            starting the default process group from the environment if nobody has
+        groups:
+            tuples of axes to prepare (see `prepare`)
+        timeout:
+            for the process groups created here
+
+        Raises MeshError where the mesh does not fit the world. A mesh of one rank needs no
+        process group.
+        """
+        from autopar.runtime.transport import ProcessTransport
+
+        transport = ProcessTransport(mesh, device_mesh, device_type, timeout)
+        context = RankContext(mesh, transport.rank, transport, transport.device_mesh)
+        context.prepare(groups)
+        return context
+
+    def prepare(self, groups: Iterable[tuple[str, ...]]) -> None:
+        """Create the communicators of every named tuple of axes, before they are used.
+
+        Creating one is itself a collective: every rank of the mesh must call this, naming the
+        same groups (in any order).
+        """
+        self._transport.prepare(sorted({self._essential(axes) for axes in groups} - {()}))
+
+    def group(self, axes: tuple[str, ...]) -> Group:
+        """The ranks along the axes, major first. Axes of size 1 drop out.
+
+        Raises MeshError for an axis that the mesh lacks, and for a group of real processes that
+        was not prepared.
+        """
+        group = self._groups.get(axes)
+        if group is None:
+            group = self._groups[axes] = self._connect(self._essential(axes))
+        return group
+
+    def _connect(self, axes: tuple[str, ...]) -> Group:
+        return self._transport.connect(axes) if axes else Group((), 1, 0)
+
+    def _essential(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(axes)) != len(axes):
+            raise MeshError(f"group over {axes}: an axis may be named once")
+        return tuple(a for a in axes if self.mesh.axis_size(a) > 1)
+
+    @contextmanager
+    def active(self) -> Iterator[RankContext]:
+        """Make this the context that `current` gives, in this thread."""
+        stack = _stack()
+        stack.append(self)
+        try:
+            yield self
+        finally:
+            stack.pop()
+
+
+_local = threading.local()
+
+
+def _stack() -> list[RankContext]:
+    if not hasattr(_local, "stack"):
+        _local.stack = []
+    return _local.stack
+
+
+def current() -> RankContext:
+    """The context that is active in this thread. Raises MeshError where none is."""
+    stack = _stack()
+    if not stack:
+        raise MeshError(
+            "no rank is active in this thread: run the code under "
+            "`RankContext.active()`, or inside `run_lockstep`"
+        )
+    return stack[-1]

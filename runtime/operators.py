@@ -1,0 +1,73 @@
+"""Operator names and the callables they stand for.
+
+An IR node names its operator: ``"aten.linear.default"`` is `torch.ops.aten.linear.default`,
+``"autopar.all_gather"`` the runtime function registered under ``all_gather``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from autopar.ir.errors import GraphError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: The namespace of the compiler's own operators.
+NAMESPACE = "autopar"
+
+_TABLE: dict[str, Callable[..., Any]] = {}
+
+
+def operator(name: str) -> Callable[[_F], _F]:
+    """Register the decorated function as the IR operator ``autopar.<name>``."""
+
+    def add(fn: _F) -> _F:
+        if name in _TABLE:
+            raise ValueError(f"operator {NAMESPACE}.{name} is registered already")
+        _TABLE[name] = fn
+        return fn
+
+    return add
+
+
+def resolve(op: str) -> Callable[..., Any]:
+    """The callable of an IR operator name.
+
+    Raises GraphError where no such operator exists.
+    """
+    namespace, *path = op.split(".")
+    if namespace == NAMESPACE:
+        return _own(op, ".".join(path))
+    target: Any = torch.ops
+    try:
+        for part in (namespace, *path):
+            target = getattr(target, part)
+    except AttributeError:
+        target = None
+    if not callable(target):
+        raise GraphError(
+            f"operator {op!r}: torch.ops has none of that name; "
+            "import the library that defines it first"
+        )
+    return target
+
+
+def _own(op: str, name: str) -> Callable[..., Any]:
+    if name not in _TABLE:
+        _import_runtime()
+    if name not in _TABLE:
+        known = ", ".join(sorted(_TABLE))
+        raise GraphError(f"operator {op!r}: the runtime has none of that name, it has {known}")
+    return _TABLE[name]
+
+
+def _import_runtime() -> None:
+    """Import every module of this package, so that each registers its operators."""
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")

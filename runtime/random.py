@@ -1,0 +1,165 @@
+"""Random numbers that the ranks agree on.
+
+Blocks of one tensor get different numbers, copies of one tensor (along axes that do not split it)
+the same. A draw derives a generator of its own from three numbers: the seed, which all ranks
+share; how many draws there were since it was set; and which block of the tensor this rank holds.
+So no draw communicates, and the numbers do not depend on what else a rank does.
+
+`agree_on_seed` takes a fresh seed from torch's default generators, once per step, which makes
+runs reproducible from `torch.manual_seed`. Under *exact* random numbers each draw makes the whole
+tensor from one generator, as a single device does, and keeps this rank's block: for comparing
+with a single device, bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+
+if TYPE_CHECKING:
+    from autopar.runtime.groups import RankContext
+
+#: Seeds are non-negative and fit an int64.
+SEED_LIMIT = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """Where one rank stands in its random numbers.
+
+    seed:
+        shared by all ranks
+    draws:
+        how many random operators ran since the seed was set
+    exact:
+        the generator that whole tensors are drawn from; None for the numbers of this rank's block
+    """
+
+    seed: int = 0
+    draws: int = 0
+    exact: torch.Generator | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Which block of a tensor this rank holds.
+
+    whole:
+        the shape of the tensor
+    start, shape:
+        where the block begins, and its shape
+    number:
+        its place among all blocks, in row-major order
+    """
+
+    whole: tuple[int, ...]
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    number: int
+
+    def of(self, x: Tensor) -> Tensor:
+        """The block of a whole tensor, as a view."""
+        for d, (start, size) in enumerate(zip(self.start, self.shape, strict=True)):
+            x = x.narrow(d, start, size)
+        return x
+
+    def put(self, x: Tensor, background: float) -> Tensor:
+        """A whole tensor that has `x` at the block's place and `background` elsewhere."""
+        whole = x.new_full(self.whole, background)
+        self.of(whole).copy_(x)
+        return whole
+
+
+def block_of(context: RankContext, shape: Sequence[int], axes: Sequence[tuple[str, ...]]) -> Block:
+    """The block of a rank; `axes` are those that split each dimension of the local `shape`."""
+    number, start, whole = 0, [], []
+    for size, names in zip(shape, axes, strict=True):
+        count = context.mesh.axis_size(*names)
+        index = context.mesh.index(context.coordinates, names)
+        number = number * count + index
+        start.append(size * index)
+        whole.append(size * count)
+    return Block(tuple(whole), tuple(start), tuple(shape), number)
+
+
+@_disable_dynamo
+def draw(
+    context: RankContext,
+    block: Block,
+    fill: Callable[[Tensor, torch.Generator], Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """A tensor of the block's shape; `fill(empty, generator)` fills one in place."""
+    exact = context.random.exact
+    if exact is not None:
+        whole = fill(torch.empty(block.whole, dtype=dtype, device=exact.device), exact)
+        return block.of(whole).clone().to(device)
+    generator = next_generator(context, block.number, device)
+    return fill(torch.empty(block.shape, dtype=dtype, device=device), generator)
+
+
+@_disable_dynamo
+def next_generator(
+    context: RankContext, number: int = 0, device: torch.device | None = None
+) -> torch.Generator:
+    """The generator of the next draw, for block `number` of what is drawn."""
+    state = context.random
+    if state.exact is not None:
+        return state.exact
+    context.random = replace(state, draws=state.draws + 1)
+    key = struct.pack("<qqq", state.seed, state.draws, number)
+    mixed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+    generator = torch.Generator(device or torch.device("cpu"))
+    return generator.manual_seed(mixed % SEED_LIMIT)
+
+
+def agree_on_seed(context: RankContext, device: torch.device) -> None:
+    """Start a step: make a seed from one number of every rank's default generator.
+
+    A collective over the whole mesh (of one number on `device`, where the transport can send
+    it). It makes no difference whether the ranks were seeded alike.
+    """
+    if context.random.exact is not None:
+        return
+    mine = torch.randint(SEED_LIMIT, (1,)).to(device)
+    total = context.group(context.mesh.names).all_reduce(mine)
+    context.random = RandomState(seed=int(total.item()) % SEED_LIMIT)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A place in the random numbers of one rank, to come back to."""
+
+    state: RandomState
+    exact: Tensor | None
+
+
+def snapshot(context: RankContext) -> Snapshot:
+    exact = context.random.exact
+    return Snapshot(context.random, exact.get_state() if exact else None)
+
+
+@contextmanager
+def replayed(context: RankContext, snap: Snapshot) -> Iterator[None]:
+    """Draw again what was drawn since a snapshot (to recompute a region), then come back."""
+    now = snapshot(context)
+    _restore(context, snap)
+    try:
+        yield
+    finally:
+        _restore(context, now)
+
+
+def _restore(context: RankContext, snap: Snapshot) -> None:
+    context.random = snap.state
+    if snap.state.exact is not None and snap.exact is not None:
+        snap.state.exact.set_state(snap.exact)

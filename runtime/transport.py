@@ -1,0 +1,163 @@
+"""Groups of real processes, over the functional collectives of `torch.distributed`.
+
+Those operators are the ones `torch.compile` understands. gloo gives wrong values for views that
+are not contiguous, so `Group` hands over contiguous tensors only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from autopar.ir.errors import MeshError
+from autopar.ir.mesh import Mesh
+from autopar.runtime.groups import Group
+
+_c10d = torch.ops._c10d_functional
+
+
+class ProcessTransport:
+    """The process groups of one process in a mesh, and its `DeviceMesh`.
+
+    Arguments and errors are those of `RankContext.from_process_group`.
+    """
+
+    def __init__(
+        self, mesh: Mesh, device_mesh: DeviceMesh | None, device_type: str, timeout: timedelta
+    ) -> None:
+        self.mesh = mesh
+        self.device_mesh = device_mesh
+        self.rank = 0
+        self._timeout = timeout
+        #: The rank in the world of each rank of the mesh.
+        self._world_ranks = list(range(mesh.size))
+        #: Axes in mesh order -> the process group over them that this process is in.
+        self._process_groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
+        if device_mesh is None and mesh.size > 1:
+            self.device_mesh = _new_device_mesh(mesh, device_type, timeout)
+        if self.device_mesh is not None:
+            _check_device_mesh(mesh, self.device_mesh)
+            self._world_ranks = self.device_mesh.mesh.flatten().tolist()
+            self.rank = _position(self._world_ranks, mesh)
+            for name, size in mesh.axes:
+                if size > 1:
+                    self._process_groups[(name,)] = self.device_mesh.get_group(name)
+
+    def prepare(self, axes_list: Sequence[tuple[str, ...]]) -> None:
+        # One communicator serves every order of its axes, so it goes by the mesh's order.
+        for axes in sorted({self._in_mesh_order(axes) for axes in axes_list}):
+            if axes not in self._process_groups:
+                self._process_groups[axes] = self._new_process_group(axes)
+
+    def connect(self, axes: tuple[str, ...]) -> Group:
+        process_group = self._process_groups.get(self._in_mesh_order(axes))
+        if process_group is None:
+            raise MeshError(
+                f"group over {axes}: it was not prepared, and creating it now could deadlock; "
+                f"name it in RankContext.prepare on every rank (prepared: "
+                f"{sorted(self._process_groups)})"
+            )
+        members = [self._world_ranks[r] for r in self.mesh.group(self.rank, axes)]
+        return _ProcessGroup(
+            axes, members.index(self._world_ranks[self.rank]), members, process_group
+        )
+
+    def _in_mesh_order(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in self.mesh.names if name in axes)
+
+    def _new_process_group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
+        """Every process creates every group over the axes; the one it is in is returned."""
+        # Processes outside the mesh do not come here and must not be waited for.
+        local = len(self._world_ranks) < dist.get_world_size()
+        mine = None
+        for members in sorted({self.mesh.group(r, axes) for r in range(self.mesh.size)}):
+            group = dist.new_group(
+                [self._world_ranks[r] for r in members],
+                timeout=self._timeout,
+                use_local_synchronization=local,
+                group_desc="mesh_" + "_".join(axes),
+            )
+            if self.rank in members:
+                mine = group
+        assert mine is not None
+        return mine
+
+
+class _ProcessGroup(Group):
+    def __init__(
+        self,
+        axes: tuple[str, ...],
+        index: int,
+        members: list[int],
+        process_group: dist.ProcessGroup,
+    ) -> None:
+        """`members`: the world ranks, as the group orders them; a process group sorts its own."""
+        super().__init__(axes, len(members), index)
+        self._name = process_group.group_name
+        ranks = dist.get_process_group_ranks(process_group)
+        self._ordered = ranks == members
+        self._slots = [ranks.index(member) for member in members]
+        self._from_slots = [members.index(rank) for rank in ranks]
+
+    def _all_reduce(self, x: Tensor, op: str) -> Tensor:
+        return _c10d.wait_tensor(_c10d.all_reduce(x, op, self._name))
+
+    def _all_gather(self, x: Tensor, dim: int) -> Tensor:
+        stacked = _c10d.all_gather_into_tensor(x.unsqueeze(0), self.size, self._name)
+        return self._to_group_order(_c10d.wait_tensor(stacked))
+
+    def _reduce_scatter(self, pieces: Tensor, op: str, dim: int) -> Tensor:
+        piece = _c10d.reduce_scatter_tensor(self._to_slot_order(pieces), op, self.size, self._name)
+        return _c10d.wait_tensor(piece).squeeze(0)
+
+    def _all_to_all(self, pieces: Tensor, dims: tuple[int, int]) -> Tensor:
+        one_each = [1] * self.size
+        received = _c10d.all_to_all_single(
+            self._to_slot_order(pieces), one_each, one_each, self._name
+        )
+        return self._to_group_order(_c10d.wait_tensor(received))
+
+    def _to_slot_order(self, pieces: Tensor) -> Tensor:
+        return pieces if self._ordered else pieces[self._from_slots]
+
+    def _to_group_order(self, pieces: Tensor) -> Tensor:
+        return pieces if self._ordered else pieces[self._slots]
+
+
+def _new_device_mesh(mesh: Mesh, device_type: str, timeout: timedelta) -> DeviceMesh:
+    if not dist.is_initialized():
+        if "WORLD_SIZE" not in os.environ:
+            raise MeshError(
+                f"mesh {mesh}: it needs {mesh.size} processes and there is no process group; "
+                "launch with torchrun, or call torch.distributed.init_process_group first"
+            )
+        dist.init_process_group(timeout=timeout)
+    if dist.get_world_size() != mesh.size:
+        raise MeshError(
+            f"mesh {mesh}: it has {mesh.size} ranks, the world has {dist.get_world_size()}; "
+            "to use a part of the world pass a DeviceMesh over it"
+        )
+    device_mesh = init_device_mesh(device_type, mesh.sizes, mesh_dim_names=mesh.names)
+    for group in device_mesh.get_all_groups():
+        if group is not dist.group.WORLD:  # that one has the timeout of whoever started it
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
+    return device_mesh
+
+
+def _check_device_mesh(mesh: Mesh, device_mesh: DeviceMesh) -> None:
+    names, sizes = device_mesh.mesh_dim_names, tuple(device_mesh.mesh.shape)
+    if names != mesh.names or sizes != mesh.sizes:
+        raise MeshError(f"device mesh of axes {names} and sizes {sizes}: expected the mesh {mesh}")
+
+
+def _position(world_ranks: list[int], mesh: Mesh) -> int:
+    rank = dist.get_rank()
+    if rank not in world_ranks:
+        raise MeshError(f"rank {rank} of the world is not in the mesh {mesh}: {world_ranks}")
+    return world_ranks.index(rank)
