@@ -1,0 +1,341 @@
+"""The one check that every operator rule must pass.
+
+A rule claims, for each of its strategies, which piece of every operand a rank needs, which call
+it makes, and what the results then are. `check_sample` takes the claim literally: it cuts whole
+tensors into the operand layouts, runs the local call on every rank in lockstep, puts the results
+together as their layouts say, and compares with the unsplit operator, forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.ir.graph import Node, Value, map_values
+from autopar.ir.layout import Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.rule import Rule, Strategy, operand_layout, result_layout, strategies
+from autopar.ir.rules import rule_for
+from autopar.passes.localise import local_call
+from autopar.runtime import groups, lockstep
+from autopar.runtime.operators import resolve
+from samples.sample import Sample
+
+MESHES = (Mesh.of({"a": 2}), Mesh.of({"a": 3}), Mesh.of({"a": 2, "b": 2}))
+
+#: Largest difference allowed, relative to the largest entry (float64).
+TOLERANCE = 1e-9
+
+#: Seed of torch's generator before a random operator runs, whole or on any rank.
+RANDOM_SEED = 1234
+
+#: A tensor as the ranks hold it: position along the mesh axes -> local piece.
+Pieces = dict[tuple[int, ...], Tensor]
+
+
+class RuleError(AssertionError):
+    """A strategy of a rule does not reproduce the unsplit operator."""
+
+
+@dataclass
+class Tally:
+    """How many (rule, strategy) pairs were checked, in this process."""
+
+    pairs: int = 0
+    operators: set[str] = field(default_factory=set)
+
+    def add(self, op: str, pairs: int) -> None:
+        self.pairs += pairs
+        self.operators.add(op)
+
+
+TALLY = Tally()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sample made into a node, with the whole results and gradients it must give.
+
+    tensors:
+        the operands, in `Node.operands` order
+    cotangents, gradients:
+        by result and by operand; None where no gradient flows
+    """
+
+    sample: Sample
+    node: Node
+    tensors: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    cotangents: tuple[Tensor | None, ...]
+    gradients: tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One strategy made ready to run: every rank's operands and cotangents."""
+
+    strategy: Strategy
+    call: Node
+    operands: tuple[Pieces, ...]
+    operand_layouts: tuple[Layout, ...]
+    result_layouts: tuple[Layout, ...]
+    cotangents: tuple[Pieces | None, ...]
+
+
+def check_sample(
+    sample: Sample, rule_of: Callable[[Node], Rule] = rule_for, meshes: tuple[Mesh, ...] = MESHES
+) -> int:
+    """Check every strategy of a sample on every mesh; the number of strategies.
+
+    Raises RuleError naming the operator, the mesh, the strategy and what differs.
+    """
+    case = make_case(sample)
+    rule = rule_of(case.node)
+    splittable = any(f.splittable and f.size > 1 for f in rule.factors)
+    if splittable == sample.unsplit:
+        raise RuleError(f"{sample.name}: {'something' if splittable else 'nothing'} may be split")
+    count = 0
+    for mesh in meshes:
+        trials = [
+            make_trial(case, rule, strategy, mesh)
+            for strategy in strategies(rule, mesh, grad=case.node.differentiable, axis_orders=True)
+        ]
+        outcomes = run_trials(case, trials, mesh)
+        for k, trial in enumerate(trials):
+            where = f"{sample.name} on {mesh}, {trial.strategy}"
+            _compare(case, trial, mesh, [outcome[k] for outcome in outcomes], where)
+        count += len(trials)
+    TALLY.add(sample.op, count)
+    return count
+
+
+# --- the unsplit operator --------------------------------------------------------------------
+
+
+def make_case(sample: Sample) -> Case:
+    """Run a sample whole, forward and backward."""
+    names: dict[int, Value] = {}
+    tensors: list[Tensor] = []
+
+    def value(x: Tensor) -> Value:
+        v = Value(f"x{len(tensors)}", tuple(x.shape), x.dtype, x.requires_grad)
+        names[id(x)] = v
+        tensors.append(x.detach().clone().requires_grad_(x.requires_grad))
+        return v
+
+    args, kwargs = _map_tensors((sample.args, sample.kwargs), value)
+    blank = Node(op=sample.op, args=args, kwargs=kwargs)
+    torch.manual_seed(RANDOM_SEED)
+    results = _call(blank, tensors, resolve(sample.op))
+    values = tuple(
+        Value(f"y{k}", tuple(y.shape), y.dtype, y.requires_grad) for k, y in enumerate(results)
+    )
+    node = Node(op=sample.op, args=args, kwargs=kwargs, results=values)
+    generator = torch.Generator().manual_seed(RANDOM_SEED)
+    cotangents = tuple(
+        _noise(y.shape, y.dtype, generator) if y.requires_grad else None for y in results
+    )
+    gradients = _gradients(results, cotangents, tensors)
+    if sample.unspecified:
+        results = tuple(torch.zeros_like(y) for y in results)
+    return Case(
+        sample, node, tuple(tensors), tuple(y.detach() for y in results), cotangents, gradients
+    )
+
+
+def _map_tensors(tree: Any, fn: Callable[[Tensor], Any]) -> Any:
+    if isinstance(tree, Tensor):
+        return fn(tree)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(_map_tensors(item, fn) for item in tree)
+    if isinstance(tree, dict):
+        return {key: _map_tensors(item, fn) for key, item in tree.items()}
+    return tree
+
+
+def _call(node: Node, tensors: list[Tensor], fn: Callable[..., Any]) -> tuple[Tensor, ...]:
+    """Call `fn` as the node does, on these tensors in operand order."""
+    queue = iter(tensors)
+    args, kwargs = map_values((node.args, node.kwargs), lambda _: next(queue))
+    found = fn(*args, **kwargs)
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+
+def _gradients(
+    results: tuple[Tensor, ...], cotangents: tuple[Tensor | None, ...], tensors: list[Tensor]
+) -> tuple[Tensor | None, ...]:
+    wanted = [x for x in tensors if x.requires_grad]
+    outputs = [(y, g) for y, g in zip(results, cotangents, strict=True) if g is not None]
+    if not wanted or not outputs:
+        return (None,) * len(tensors)
+    for y, _ in outputs:
+        if not y.requires_grad:
+            raise RuleError(f"a result of shape {tuple(y.shape)} lost its gradient")
+    found = iter(
+        torch.autograd.grad(
+            [y for y, _ in outputs], wanted, [g for _, g in outputs], allow_unused=True
+        )
+    )
+    pairs = [(x, next(found) if x.requires_grad else None) for x in tensors]
+    return tuple(torch.zeros_like(x) if g is None and x.requires_grad else g for x, g in pairs)
+
+
+# --- cutting whole tensors into a layout, and back -------------------------------------------
+
+
+def scatter(x: Tensor, layout: Layout, mesh: Mesh, generator: torch.Generator) -> Pieces:
+    """The pieces of a whole tensor: blocks, copies, and random terms that sum to it."""
+    # Copies along one axis are copies of the same term along another.
+    terms = {(): x}
+    for axis in layout.partial:
+        size = mesh.axis_size(axis)
+        terms = {
+            (*at, k): part
+            for at, term in terms.items()
+            for k, part in enumerate(_terms(term, size, generator))
+        }
+    cut = {}
+    for rank in range(mesh.size):
+        here = mesh.coordinates(rank)
+        piece = terms[tuple(here[axis] for axis in layout.partial)]
+        for d, axes in enumerate(layout.dims):
+            if axes:
+                piece = piece.chunk(mesh.axis_size(*axes), d)[mesh.index(here, axes)]
+        cut[tuple(here.values())] = piece.detach().clone()
+    return cut
+
+
+def dual(layout: Layout) -> Layout:
+    """The layout of the gradient of a value in this layout, read as a value."""
+    return Layout.make(layout.dims, (), layout.replicate)
+
+
+def gather(pieces: Pieces, layout: Layout, mesh: Mesh, where: str) -> Tensor:
+    """The whole tensor that the pieces stand for; copies must agree."""
+    for at, piece in pieces.items():
+        if piece.dim() != layout.rank:
+            raise RuleError(f"{where}: rank {at} holds {tuple(piece.shape)}, not {layout}")
+    order = list(mesh.names)
+    minor_first = [(a, d) for d, axes in enumerate(layout.dims) for a in reversed(axes)]
+    copies = [(a, None) for a in mesh.names if a not in layout.split_axes + layout.partial]
+    sums = [(a, None) for a in layout.partial]
+    for axis, d in copies + sums + minor_first:
+        place = order.index(axis)
+        rows: dict[tuple[int, ...], list[Tensor]] = {}
+        for at, piece in sorted(pieces.items()):
+            rows.setdefault(at[:place] + at[place + 1 :], []).append(piece)
+        if axis in layout.partial:
+            pieces = {at: sum(row[1:], row[0]) for at, row in rows.items()}
+        elif d is not None:
+            pieces = {at: torch.cat(row, d) for at, row in rows.items()}
+        else:
+            for at, row in rows.items():
+                for other in row[1:]:
+                    _assert_same(other, row[0], f"{where}: copies differ along {axis} at {at}")
+            pieces = {at: row[0] for at, row in rows.items()}
+        order.remove(axis)
+    return pieces[()]
+
+
+def _terms(x: Tensor, count: int, generator: torch.Generator) -> list[Tensor]:
+    """Random terms of mixed signs that sum to `x`."""
+    if x.dtype == torch.bool:
+        raise RuleError("a tensor of bools cannot be a sum of terms (state P)")
+    rest = [_noise(x.shape, x.dtype, generator) for _ in range(count - 1)]
+    return [x - sum(rest, torch.zeros_like(x)), *rest]
+
+
+def _noise(shape: Any, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=dtype, generator=generator)
+    return torch.randint(-5, 6, tuple(shape), dtype=dtype, generator=generator)
+
+
+# --- one strategy ------------------------------------------------------------------------------
+
+
+def make_trial(case: Case, rule: Rule, strategy: Strategy, mesh: Mesh) -> Trial:
+    """Cut the operands and cotangents as a strategy asks."""
+    node = case.node
+    generator = torch.Generator().manual_seed(RANDOM_SEED)
+    ins = tuple(
+        operand_layout(rule, strategy, k, node.operand_grad(k)) for k in range(len(node.operands))
+    )
+    outs = tuple(result_layout(rule, strategy, k, v.grad) for k, v in enumerate(node.results))
+    return Trial(
+        strategy=strategy,
+        call=local_call(node, rule, strategy, mesh),
+        operands=tuple(
+            scatter(x, layout, mesh, generator) for x, layout in zip(case.tensors, ins, strict=True)
+        ),
+        operand_layouts=ins,
+        result_layouts=outs,
+        cotangents=tuple(
+            None if g is None else scatter(g, dual(layout), mesh, generator)
+            for g, layout in zip(case.cotangents, outs, strict=True)
+        ),
+    )
+
+
+Outcome = tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]
+
+
+def run_trials(case: Case, trials: list[Trial], mesh: Mesh) -> list[list[Outcome]]:
+    """The results and gradients of every trial, by rank."""
+
+    def on_rank(rank: int) -> list[Outcome]:
+        at = tuple(mesh.coordinates(rank).values())
+        return [_run_trial(case, trial, at) for trial in trials]
+
+    return lockstep.run_lockstep(mesh, on_rank)
+
+
+def _run_trial(case: Case, trial: Trial, at: tuple[int, ...]) -> Outcome:
+    groups.current().use_exact_rng(RANDOM_SEED)
+    tensors = [
+        pieces[at].clone().requires_grad_(v.grad)
+        for pieces, v in zip(trial.operands, case.node.operands, strict=True)
+    ]
+    results = _call(trial.call, tensors, resolve(trial.call.op))
+    if case.sample.unspecified:
+        results = tuple(torch.zeros_like(y) for y in results)
+    cotangents = tuple(None if g is None else g[at] for g in trial.cotangents)
+    gradients = _gradients(results, cotangents, tensors)
+    return tuple(y.detach() for y in results), gradients
+
+
+def _compare(case: Case, trial: Trial, mesh: Mesh, by_rank: list[Outcome], where: str) -> None:
+    places = [tuple(mesh.coordinates(rank).values()) for rank in range(mesh.size)]
+    for k, (want, layout) in enumerate(zip(case.results, trial.result_layouts, strict=True)):
+        pieces = {at: outcome[0][k] for at, outcome in zip(places, by_rank, strict=True)}
+        label = f"{where}: result {k} {layout}"
+        _assert_same(gather(pieces, layout, mesh, label), want, label)
+    for k, (want_gradient, layout) in enumerate(
+        zip(case.gradients, trial.operand_layouts, strict=True)
+    ):
+        if want_gradient is None:
+            continue
+        pieces = {at: outcome[1][k] for at, outcome in zip(places, by_rank, strict=True)}
+        label = f"{where}: gradient of operand {k} {layout}"
+        _assert_same(gather(pieces, dual(layout), mesh, label), want_gradient, label)
+
+
+def _assert_same(got: Tensor, want: Tensor, where: str) -> None:
+    if got.shape != want.shape or got.dtype != want.dtype:
+        raise RuleError(
+            f"{where}: got {got.dtype} {tuple(got.shape)}, "
+            f"expected {want.dtype} {tuple(want.shape)}"
+        )
+    if not want.dtype.is_floating_point and not want.dtype.is_complex:
+        if not torch.equal(got, want):
+            raise RuleError(f"{where}: got {got.tolist()}, expected {want.tolist()}")
+        return
+    finite = want[torch.isfinite(want)]
+    scale = 1.0 + (finite.abs().max().item() if finite.numel() else 0.0)
+    if not torch.allclose(got, want, rtol=0.0, atol=TOLERANCE * scale, equal_nan=True):
+        worst = (got - want).abs().max().item()
+        raise RuleError(f"{where}: differs from the unsplit operator by {worst:.3g}")
