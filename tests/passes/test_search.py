@@ -1,0 +1,133 @@
+"""What the search finds, and that both ways of solving agree on it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from zoo import ZOO, build
+
+from autopar.compiler import Request, Traced, trace_model
+from autopar.ir.mesh import Mesh
+from autopar.passes import pipeline
+from autopar.passes.assignment import Assignment
+from autopar.passes.communication import Collective, collectives_of
+from autopar.passes.search import Searched
+
+#: GPT-2 XL's width and batch; two of its blocks are enough to see what every block does.
+WIDTH, HEADS, BLOCKS, BATCH, LENGTH = 1600, 25, 2, 64, 1024
+
+
+def _request(mesh: dict[str, int], hints: dict | None = None) -> Request:
+    return Request.make(Mesh.of(mesh), None, hints, "h100", "auto")
+
+
+def _search(traced: Traced, request: Request, mode: str, method: str = "auto") -> Searched:
+    return pipeline.decide(
+        traced.placed,
+        request.mesh,
+        request.device,
+        mode=mode,  # type: ignore[arg-type]
+        outputs="auto",
+        method=method,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_reduced_and_whole_solves_have_the_same_objective(name: str) -> None:
+    model, call = build(name)
+    request = _request({"dp": 2, "tp": 2})
+    traced = trace_model(model, (), call, request)
+    reduced = _search(traced, request, "auto", "auto").solution
+    whole = _search(traced, request, "auto", "ilp").solution
+    assert reduced.status == whole.status == "optimal"
+    assert reduced.cost == pytest.approx(whole.cost, rel=1e-9)
+
+
+def _gpt2_xl(request: Request) -> Traced:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(
+            GPT2Config(
+                n_embd=WIDTH, n_layer=BLOCKS, n_head=HEADS,
+                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            )  # fmt: skip
+        )
+        ids = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    return trace_model(model, (), {"input_ids": ids, "labels": ids}, request)
+
+
+def _block_collectives(
+    traced: Traced, request: Request, assignment: Assignment, block: int
+) -> list[Collective]:
+    """The large collectives that one block runs (biases and norms move a few kilobytes)."""
+    graph = pipeline.lower(traced.graph, assignment, request.device)
+    inside = {
+        n.name
+        for n in traced.graph.calls
+        if n.origin.module.startswith(f"transformer.h.{block}.")
+        or n.origin.module == f"transformer.h.{block}"
+    }
+    found = collectives_of(graph, traced.rules, assignment)
+    return [c for c in found if c.at in inside and c.nbytes > 2**20]
+
+
+def test_gpt2_xl_shards_on_the_fast_axis_and_only_sums_gradients_on_the_slow_one() -> None:
+    """At batch 64 a block's weights are smaller than its activations: gathering them wins.
+
+    Megatron's column and row split would move four activations of 8 x 1024 x 1600 per block over
+    the fast axis; the plan found gathers each of the four weights once and scatters its gradient.
+    """
+    request = _request({"slow": 8, "fast": 8})
+    traced = _gpt2_xl(request)
+    searched = _search(traced, request, "auto")
+    assert searched.solution.status == "optimal"
+    found = _block_collectives(traced, request, searched.assignment, 1)
+    weights = {4 * WIDTH * n for n in (3 * WIDTH, WIDTH, 4 * WIDTH)}
+    for kind, axes, backward, sizes in (
+        ("all_gather", ("fast",), False, weights),
+        ("reduce_scatter", ("fast",), True, weights),
+        ("all_reduce", ("slow",), True, {w // 8 for w in weights}),
+    ):
+        mine = [c for c in found if (c.kind, c.axes, c.backward) == (kind, axes, backward)]
+        assert len(mine) == 4, (kind, found)
+        assert {c.nbytes for c in mine} == sizes
+    assert len(found) == 12
+
+
+MEGATRON = {
+    "transformer.h.*.mlp.c_fc": (("slow", None, None), (None, "fast")),
+    "transformer.h.*.mlp.c_proj": (("slow", None, "fast"), ("fast", None)),
+}
+
+
+def test_the_search_is_never_dearer_than_megatrons_split() -> None:
+    request = _request({"slow": 8, "fast": 8})
+    hinted = _request({"slow": 8, "fast": 8}, MEGATRON)
+    free = _search(_gpt2_xl(request), request, "auto").solution
+    megatron = _search(_gpt2_xl(hinted), hinted, "auto").solution
+    assert free.cost < megatron.cost
+
+
+def test_megatrons_split_is_found_where_activations_are_the_smaller_ones() -> None:
+    """With one short sequence per slow rank a block's weights outweigh its activations."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    request = _request({"slow": 2, "fast": 4})
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(
+            GPT2Config(
+                n_embd=WIDTH, n_layer=BLOCKS, n_head=20,
+                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            )  # fmt: skip
+        )
+        ids = torch.zeros(2, 256, dtype=torch.long)
+    traced = trace_model(model, (), {"input_ids": ids, "labels": ids}, request)
+    assignment = _search(traced, request, "auto").assignment
+    by_module = {n.origin.module: n for n in traced.graph.calls if n.op == "autopar.addmm_nd"}
+    for block in range(BLOCKS):
+        up = assignment.strategies[by_module[f"transformer.h.{block}.mlp.c_fc"].name]
+        down = assignment.strategies[by_module[f"transformer.h.{block}.mlp.c_proj"].name]
+        assert up.role["fast"] == "o" and down.role["fast"] == "i", (str(up), str(down))
+        found = _block_collectives(traced, request, assignment, block)
+        assert not [c for c in found if "fast" in c.axes and c.nbytes >= 4 * WIDTH * WIDTH]
