@@ -11,7 +11,7 @@ images, labels = digits()
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
 batch = images[:256]
-parallel = autopar.autoparallelize(model, (batch,), outputs="full")
+parallel = autopar.autoparallelize(model, (batch,))
 optimizer = torch.optim.AdamW(parallel.parameters(), lr=3e-3)
 for step in range(30):
     start = 256 * (step % 7)
