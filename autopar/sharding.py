@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import json
 import numbers
@@ -57,7 +56,7 @@ def shard(
         table, then the ids). Trailing inputs may be left out, others be None; a dense layer's
         activation may have two entries, all leading dimensions as one. A parameter that is split
         along a summed dimension which the activation keeps whole is stored so and gathered for
-        use. For a tensor: its one tuple.
+        use. For a tensor: its one tuple, which may stand alone.
     out_strategy:
         the same for the result; its tuple may stand alone
 
@@ -125,6 +124,8 @@ def _shard_tensor(tensor: Tensor, in_strategy: Any, out_strategy: Any) -> Tensor
     if in_strategy is None or out_strategy is not None:
         raise HintError("shard(tensor): give its layout as the one strategy, a tuple")
     layout = make_hint("shard(tensor)", None, in_strategy).outputs
+    if layout and len(layout) == 1 != tensor.dim() and isinstance(layout[0], tuple):
+        (layout,) = layout
     if not torch.compiler.is_exporting():
         return tensor
     return _mark(tensor, json.dumps({"kind": "layout", "outputs": layout}))
@@ -136,7 +137,7 @@ def _shard_function(
     name = getattr(function, "__name__", type(function).__name__)
     hint = make_hint(f"shard({name})", in_strategy, out_strategy)
 
-    @functools.wraps(function, assigned=_wrappable(function))
+    @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_exporting():
             return function(*args, **kwargs)
@@ -161,10 +162,3 @@ def _shard_function(
         return pytree.tree_map_only(Tensor, lambda y: _mark(y, spec), function(*args, **kwargs))
 
     return wrapper
-
-
-def _wrappable(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The attributes `functools.wraps` can copy: built-in functions lack some."""
-    return tuple(
-        a for a in functools.WRAPPER_ASSIGNMENTS if inspect.getattr_static(function, a, None)
-    )

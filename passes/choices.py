@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -12,6 +12,7 @@ from autopar.ir.layout import INVARIANT, REPLICATE, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule, Strategy, operand_layout, result_layout, strategies
 from autopar.ir.rules import rule_for
+from autopar.passes.signature import signature
 
 #: A role that stands for "this axis splits nothing and leaves the value whole": I or R.
 WHOLE = "whole"
@@ -36,6 +37,10 @@ class Fix:
     def __hash__(self) -> int:
         return hash((frozenset(self.exact.items()), self.any_order, frozenset(self.roles.items())))
 
+    def __str__(self) -> str:
+        """The same text in every process, whatever order a set has there."""
+        return f"{dict(self.exact)} any order {sorted(self.any_order)} {dict(self.roles)}"
+
     def admits(self, strategy: Strategy, mesh: Mesh) -> bool:
         for axis, wanted in self.roles.items():
             role = strategy.role[axis]
@@ -57,8 +62,15 @@ def mesh_order(mesh: Mesh, strategy: Strategy, role: str) -> tuple[str, ...]:
 
 
 def rules_of(graph: Graph) -> dict[str, Rule]:
-    """The rule of every call of the graph, by node name."""
-    return {node.name: rule_for(node) for node in graph.calls}
+    """The rule of every call of the graph, by node name; equal calls have the same object."""
+    found: dict[Hashable, Rule] = {}
+    rules: dict[str, Rule] = {}
+    for node in graph.calls:
+        key = signature(node)
+        if key not in found:
+            found[key] = rule_for(node)
+        rules[node.name] = found[key]
+    return rules
 
 
 def layouts_of(node: Node, rule: Rule, strategy: Strategy) -> tuple[Layout, ...]:

@@ -97,7 +97,8 @@ def assisted_collectives(
         )
         nbytes = elements * (*node.operands, *node.results)[0].dtype.itemsize
         found += [Collective("all_reduce", axes, nbytes, False, node.name)] * factor.assist.forward
-        if node.differentiable:
+        # Statistics are differentiated with the tensor they are taken of, the first one.
+        if node.operand_grad(0):
             found += [
                 Collective("all_reduce", axes, nbytes, True, node.name)
             ] * factor.assist.backward

@@ -8,16 +8,17 @@ several axis assignments take the first in mesh order.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.ir.errors import HintError
 from autopar.ir.graph import Node
+from autopar.ir.layout import INVARIANT
 from autopar.ir.mesh import Mesh
-from autopar.ir.rule import Rule
-from autopar.passes.choices import Fix
+from autopar.ir.rule import Dims, Rule, Strategy, is_valid
+from autopar.passes.choices import WHOLE, Fix
+from autopar.passes.split_entries import Entry, Wanted, listed, tensor_wants
 
 
 @dataclass(frozen=True)
@@ -40,30 +41,6 @@ class Hint:
         return f"hint {self.where}"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """How one dimension is to be split: into a count of pieces, or by named axes.
-
-    at:
-        where the user wrote it, for messages: "input 0, dimension 1"
-    """
-
-    count: int | None = None
-    axes: tuple[str, ...] | None = None
-    at: str = field(default="", compare=False)
-
-    def pieces(self, mesh: Mesh) -> int:
-        if self.axes is not None:
-            return mesh.axis_size(*self.axes)
-        assert self.count is not None
-        return self.count
-
-    def __str__(self) -> str:
-        if self.axes is None:
-            return f"into {self.count}"
-        return "by " + "+".join(self.axes) if self.axes else "by no axis"
-
-
 def operator_fix(
     node: Node,
     rule: Rule,
@@ -79,8 +56,8 @@ def operator_fix(
     parameters:
         the operands that are parameters. Where the activations keep a summed loop whole and a
         parameter is split along it, the parameter is stored so and gathered for the operator
-        (ZeRO): ``((8, 1), (8, 1))`` of a product. It is in the second result: operand -> its
-        strategy.
+        (ZeRO): ``((8, 1), (8, 1))`` of a product. It is in the second result: operand -> the
+        layout it is stored in.
 
     Raises HintError naming the hint, the operand and the dimension: a wrong rank, an unknown
     axis, a dimension that does not divide or cannot be split, counts that contradict each other
@@ -96,154 +73,103 @@ def operator_fix(
             f"the strategy {hint.inputs!r} has {len(hint.inputs)}"
         )
     wanted: dict[str, Entry] = {}
-    stored: dict[int, Any] = {}
+    stored: dict[int, dict[str, Entry]] = {}
     given = [(k, order[k], spec) for k, spec in enumerate(hint.inputs) if spec is not None]
     # Activations first: what they ask decides how a parameter's strategy is read.
     for k, index, spec in sorted(given, key=lambda g: (g[1] in parameters, g[0])):
         shape = node.operands[index].shape
-        where = f"{hint}: input {k} of {node.op}, shape {tuple(shape)}"
+        label = f"{hint}: input {k} of {node.op}, shape {tuple(shape)}"
         short = rule.flatten_hint and k == 0
-        entries = parse_entries(spec, len(shape), where, full_mesh, f"input {k}", short=short)
-        dims, sizes = rule.operands[index], shape
-        if len(entries) < len(dims):
-            dims = (tuple(f for dim in dims[:-1] for f in dim), dims[-1])
-            sizes = (math.prod(shape[:-1]), shape[-1])
-        asked = [
-            item
-            for d, (dim, entry, size) in enumerate(zip(dims, entries, sizes, strict=True))
-            for item in dimension_wants(
-                rule, dim, entry, size, f"{where}, dimension {d}", full_mesh
-            )
-        ]
-        if index in parameters and _only_stored(asked, wanted, rule, full_mesh):
-            stored[index] = spec
-            continue
-        for factor, entry, label in asked:
-            _want(wanted, factor, entry, label, full_mesh)
-    return assign_axes(wanted, full_mesh, f"{hint}: {node.op}, strategy {hint.inputs!r}"), stored
-
-
-def parse_entries(
-    spec: Any, rank: int, label: str, mesh: Mesh, at: str, *, short: bool = False
-) -> list[Entry]:
-    """One entry per dimension of a tensor, checked against its rank and the mesh.
-
-    short:
-        two entries may stand for more dimensions: all leading ones as one, and the last
-    """
-    if not isinstance(spec, (tuple, list)):
-        raise HintError(
-            f"{label}: expected a tuple with {rank} entries, one per dimension, got {spec!r}; "
-            "a strategy is a tuple of such tuples, for one input ((…),)"
+        asked = tensor_wants(
+            spec, rule, rule.operands[index], shape, label, full_mesh, f"input {k}", short=short
         )
-    if len(spec) != rank and not (short and len(spec) == 2 < rank):
-        also = " (or 2: all leading dimensions as one, and the last)" if short and rank > 2 else ""
-        raise HintError(
-            f"{label}: expected {rank} entries, one per dimension{also}, "
-            f"got {len(spec)}: {tuple(spec)!r}"
-        )
-    return [_entry(item, label, mesh, f"{at}, dimension {d}") for d, item in enumerate(spec)]
+        for want in asked:
+            if index in parameters and _stored_only(want, wanted, rule, index, full_mesh):
+                stored.setdefault(index, {})[want.factor] = want.entry
+            else:
+                _want(wanted, want, full_mesh)
+    label = f"{hint}: {node.op}, strategy {hint.inputs!r}"
+    fix = assign_axes(wanted, full_mesh, label)
+    _check_blocks(rule, fix, wanted, full_mesh, label)
+    return fix, {i: _stored_layout(rule.operands[i], kept, fix) for i, kept in stored.items()}
 
 
-def _entry(item: Any, label: str, mesh: Mesh, at: str) -> Entry:
-    if item is None or item == "None":
-        return Entry(axes=(), at=at)
-    if isinstance(item, int) and not isinstance(item, bool):
-        if item < 1:
-            raise HintError(f"{label}: a split count must be 1 or more, got {item}")
-        return Entry(count=item, at=at)
-    if not isinstance(item, (str, tuple, list)):
-        raise HintError(f"{label}: expected a count, an axis name or None, got {item!r}")
-    names = (item,) if isinstance(item, str) else tuple(item)
-    for name in names:
-        if name not in mesh.names:
-            raise HintError(f"{label}: unknown mesh axis {name!r}, the mesh is {mesh}")
-    if len(set(names)) != len(names):
-        raise HintError(f"{label}: a mesh axis is named twice in {item!r}")
-    return Entry(axes=tuple(n for n in names if mesh.axis_size(n) > 1), at=at)
-
-
-def dimension_wants(
-    rule: Rule, dim: tuple[str, ...], entry: Entry, size: int, label: str, mesh: Mesh
-) -> list[tuple[str, Entry, str]]:
-    """What an entry asks of the factors of one dimension: (factor, entry, label)."""
-    pieces = entry.pieces(mesh)
-    if pieces > 1 and size % pieces:
-        raise HintError(
-            f"{label}: size {size} does not divide into {pieces} pieces; "
-            f"it can be split into {_listed(_possible(size, mesh))}"
-        )
-    if pieces > 1 and not any(rule.by_name[f].splittable for f in dim):
-        raise HintError(
-            f"{label}: the operator needs this dimension whole, got {pieces} pieces; "
-            "it can be split into 1"
-        )
-    return [(f, part, label) for f, part in _spread_over_factors(rule, dim, entry, label, mesh)]
-
-
-def _possible(size: int, mesh: Mesh) -> list[int]:
-    """The counts into which the axes of a mesh can split a dimension."""
-    counts = {1}
-    for _, axis in mesh.axes:
-        counts |= {count * axis for count in counts}
-    return sorted(count for count in counts if size % count == 0)
-
-
-def _listed(counts: Sequence[int]) -> str:
-    return " or ".join(filter(None, [", ".join(map(str, counts[:-1])), str(counts[-1])]))
-
-
-def _only_stored(
-    asked: Sequence[tuple[str, Entry, str]], wanted: Mapping[str, Entry], rule: Rule, mesh: Mesh
+def _stored_only(
+    want: Wanted, wanted: Mapping[str, Entry], rule: Rule, index: int, mesh: Mesh
 ) -> bool:
-    """Whether a parameter is split along summed loops only, which the activations keep whole."""
-    split = [factor for factor, entry, _ in asked if entry.pieces(mesh) > 1]
-    return bool(split) and all(
-        rule.is_reduced(f) and f in wanted and wanted[f].pieces(mesh) == 1 for f in split
+    """Whether a parameter is split along a summed loop which the activations keep whole."""
+    known = wanted.get(want.factor)
+    return (
+        want.entry.pieces(mesh) > 1
+        and known is not None
+        and known.pieces(mesh) == 1
+        and rule.is_reduced(want.factor)
+        and (want.factor,) in rule.operands[index]
     )
 
 
-def _want(wanted: dict[str, Entry], factor: str, entry: Entry, label: str, mesh: Mesh) -> None:
+def _stored_layout(dims: Dims, kept: Mapping[str, Entry], fix: Fix) -> tuple[Any, ...]:
+    """The layout of a parameter: some dimensions as it is stored, the others as it is used."""
+    layout: list[Any] = []
+    for dim in dims:
+        entry = next((kept[factor] for factor in dim if factor in kept), None)
+        axes = tuple(axis for factor in dim for axis in fix.exact.get(factor, ()))
+        if entry is not None:
+            layout.append(entry.count if entry.axes is None else entry.axes)
+        else:
+            layout.append((axes[0] if len(axes) == 1 else axes) or 1)
+    return tuple(layout)
+
+
+def _check_blocks(
+    rule: Rule, fix: Fix, wanted: Mapping[str, Entry], full_mesh: Mesh, label: str
+) -> None:
+    """Refuse a split that is no block of a dimension in which several are merged."""
+    mesh = full_mesh.without_trivial_axes()
+    roles = {axis: factor for factor, axes in fix.exact.items() for axis in axes}
+    strategy = Strategy(tuple((axis, roles.get(axis, INVARIANT)) for axis in mesh.names))
+    if not is_valid(rule, strategy, mesh):
+        merged = [dim for dims in rule.operands + rule.results for dim in dims if len(dim) > 1]
+        inner = next(f for dim in merged for f in dim[1:] if strategy.axes_of(f))
+        raise HintError(
+            f"{label}: {wanted[inner].at} is merged behind another dimension and can be split "
+            "only where that one is split into single elements"
+        )
+
+
+def layout_fix(
+    spec: Any,
+    rule: Rule,
+    shape: tuple[int, ...],
+    label: str,
+    full_mesh: Mesh,
+    at: str,
+    *,
+    short: bool = False,
+) -> Fix:
+    """What a layout fixes about the identity operator: its splits, and no Partial state.
+
+    Arguments and errors are those of `tensor_wants`.
+    """
+    asked = tensor_wants(spec, rule, rule.operands[0], shape, label, full_mesh, at, short=short)
+    fix = assign_axes({want.factor: want.entry for want in asked}, full_mesh, label)
+    used = {axis for axes in fix.exact.values() for axis in axes}
+    rest = {axis: WHOLE for axis, size in full_mesh.axes if size > 1 and axis not in used}
+    return replace(fix, roles=rest)
+
+
+def _want(wanted: dict[str, Entry], want: Wanted, mesh: Mesh) -> None:
     """Record what is asked of one factor, unless something else was."""
-    known = wanted.get(factor)
+    entry, known = want.entry, wanted.get(want.factor)
     if known is not None and known != entry:
         by_name = known.axes is not None and entry.axes is not None
         if by_name or known.pieces(mesh) != entry.pieces(mesh):
             raise HintError(
-                f"{label}: split {entry}, but the same loop of the operator is split {known} "
+                f"{want.label}: split {entry}, but the same loop of the operator is split {known} "
                 f"in {known.at}"
             )
     if known is None or known.axes is None:
-        wanted[factor] = entry
-
-
-def _spread_over_factors(
-    rule: Rule, dim: tuple[str, ...], entry: Entry, label: str, mesh: Mesh
-) -> list[tuple[str, Entry]]:
-    """An entry for a composite dimension: its major factor is split first."""
-    if len(dim) <= 1:
-        return [(factor, entry) for factor in dim]
-    parts: list[tuple[str, Entry]] = []
-    axes = list(entry.axes) if entry.axes is not None else None
-    left = entry.pieces(mesh)
-    for factor in dim:
-        size = rule.by_name[factor].size
-        if axes is not None:
-            mine: list[str] = []
-            while axes and size % mesh.axis_size(*mine, axes[0]) == 0:
-                mine.append(axes.pop(0))
-            part = replace(entry, axes=tuple(mine))
-        else:
-            count = next(c for c in range(min(size, left), 0, -1) if not (size % c or left % c))
-            part = replace(entry, count=count)
-        parts.append((factor, part))
-        left //= part.pieces(mesh)
-        if left > 1 and part.pieces(mesh) != size:
-            raise HintError(
-                f"{label}: {entry} does not fall on the boundaries of its parts "
-                f"{[rule.by_name[f].size for f in dim]}"
-            )
-    return parts
+        wanted[want.factor] = entry
 
 
 def assign_axes(wanted: Mapping[str, Entry], full_mesh: Mesh, label: str) -> Fix:
@@ -290,7 +216,7 @@ def _way_out(entries: list[Entry], counts: list[int], free: list[str], mesh: Mes
         if accepted and count > 1:
             return (
                 f"; with the others as they are, {entries[k].at} can be split into "
-                f"{_listed(accepted)}, got {count}"
+                f"{listed(accepted)}, got {count}"
             )
     return ""
 

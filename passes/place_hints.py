@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,18 +20,11 @@ from autopar.ir.graph import Graph, Node, Value, map_values
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule
 from autopar.ir.rules import rule_for
-from autopar.passes.choices import WHOLE, Fix
-from autopar.passes.hints import (
-    Entry,
-    Hint,
-    assign_axes,
-    dimension_wants,
-    operator_fix,
-    parse_entries,
-)
+from autopar.passes.choices import Fix
+from autopar.passes.hints import Hint, layout_fix, operator_fix
+from autopar.passes.marks import MARK, before_casts, mark_spec, marked_operator, moves_only
 
-#: The marker operator that `shard()` leaves in a traced graph, and what replaces it.
-MARK = "autopar.mark.default"
+#: What a layout hint becomes.
 CONSTRAIN = "autopar.constrain"
 
 
@@ -58,7 +49,7 @@ def place_hints(
     mesh: Mesh,
     module_hints: Mapping[str, Hint],
     pattern_hints: Mapping[str, Hint],
-    module_paths: Iterable[str],
+    module_paths: Mapping[str, str],
 ) -> Placed:
     """Resolve all hints on a graph.
 
@@ -69,25 +60,29 @@ def place_hints(
     pattern_hints:
         shell-style pattern over module paths -> hint
     module_paths:
-        the paths of all modules of the model
+        the paths of all modules of the model, each with the first path of the same module: a
+        hint on one holds for calls through any of them
 
     Raises HintError (see `operator_fix`); also for a name that matches no module, a module
     without an operator of its own, and two hints that ask different things of one operator.
     """
-    paths = list(module_paths)
-    work = _Placing(graph, mesh)
+    work = _Placing(graph, mesh, module_paths)
     for path, hint in module_hints.items():
-        work.on_module(path, hint, paths)
+        work.on_module(path, hint)
     for pattern, hint in pattern_hints.items():
-        matched = [p for p in paths if fnmatch.fnmatchcase(p, pattern)]
+        matched = [path for path in module_paths if fnmatch.fnmatchcase(path, pattern)]
         if not matched:
-            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.4)
+            near = difflib.get_close_matches(pattern, list(module_paths), n=3, cutoff=0.4)
             raise HintError(
                 f"hint {pattern!r}: no module has this name"
                 + (f"; the nearest are {', '.join(map(repr, near))}" if near else "")
             )
+        modules: dict[str, str] = {}
         for path in matched:
-            work.on_module(path, replace(hint, where=f"{path!r} (pattern {pattern!r})"), paths)
+            modules.setdefault(module_paths[path], path)
+        for path in modules.values():
+            where = repr(path) if path == pattern else f"{path!r} (pattern {pattern!r})"
+            work.on_module(path, replace(hint, where=where))
     work.on_marks()
     return work.finish()
 
@@ -99,7 +94,7 @@ class _LayoutHint:
     what:
         the tensor in words: "output 0 of aten.relu.default"
     short:
-        whether two entries may stand for more dimensions (see `parse_entries`)
+        whether two entries may stand for more dimensions (see `tensor_wants`)
     """
 
     hint: Hint
@@ -109,8 +104,8 @@ class _LayoutHint:
 
 
 class _Placing:
-    def __init__(self, graph: Graph, mesh: Mesh) -> None:
-        self.graph, self.mesh = graph, mesh
+    def __init__(self, graph: Graph, mesh: Mesh, paths: Mapping[str, str]) -> None:
+        self.graph, self.mesh, self.paths = graph, mesh, paths
         self.placed = Placed(graph)
         # Value name -> the layout hint to put behind it.
         self.after: dict[str, _LayoutHint] = {}
@@ -118,19 +113,21 @@ class _Placing:
         # Name of the reading node -> the parameters that are to be stored in a given layout.
         self.stored: dict[str, dict[str, _LayoutHint]] = {}
 
-    def on_module(self, path: str, hint: Hint, paths: list[str]) -> None:
-        for node in self._operators_of(path, hint, paths):
-            self._on_operator(node, hint)
+    def on_module(self, path: str, hint: Hint) -> None:
+        for node in self._operators_of(path, hint):
+            self._on_operator(node, None, hint)
 
-    def _operators_of(self, path: str, hint: Hint, paths: list[str]) -> list[Node]:
+    def _operators_of(self, path: str, hint: Hint) -> list[Node]:
         """The operator of a module, once for every time the module is called."""
-        inside = [n for n in self.graph.calls if n.origin.module == path and n.op != MARK]
-        own = [n for n in inside if not _moves_only(n)]
+        names = {name for name, first in self.paths.items() if first == self.paths[path]}
+        inside = [n for n in self.graph.calls if n.origin.module in names and n.op != MARK]
+        own = [n for n in inside if not moves_only(n)]
         with_params = [n for n in own if any(self._parameter(v) for v in n.operands)]
         own = with_params or own
         kinds = {n.op for n in own}
         if not own:
-            below = [p for p in paths if p.startswith(f"{path}." if path else "") and p != path]
+            prefix = f"{path}." if path else ""
+            below = [p for p in self.paths if p.startswith(prefix) and p != path]
             raise HintError(
                 f"{hint}: module {path!r} calls no operator of its own in this model"
                 + (f"; hint one of its submodules, e.g. {below[:3]}" if below else "")
@@ -143,13 +140,11 @@ class _Placing:
         return own
 
     def _parameter(self, value: Value) -> Node | None:
-        """The parameter that a value is, if it is one (perhaps marked)."""
-        node, _ = self.graph.producers[value.name]
-        while node.op == MARK:
-            node, _ = self.graph.producers[node.operands[0].name]
+        """The parameter that a value is, if it is one (perhaps marked or cast)."""
+        node, _ = self.graph.producers[before_casts(self.graph, value).name]
         return node if node.op == "param" else None
 
-    def _on_operator(self, node: Node, hint: Hint, order: Sequence[int] | None = None) -> None:
+    def _on_operator(self, node: Node, order: Sequence[int] | None, hint: Hint) -> None:
         rule = rule_for(node)
         if rule.opaque:
             raise HintError(
@@ -204,62 +199,15 @@ class _Placing:
 
     def on_marks(self) -> None:
         for node in self.graph.calls:
-            if node.op != MARK:
-                continue
-            spec = json.loads(node.args[1])
-            if spec["kind"] == "layout":
-                where = f"shard(tensor) in {node.origin}"
-                outputs = _tuples(spec["outputs"])
-                self.marks[node.name] = _LayoutHint(Hint(where, None, outputs), outputs, "tensor")
-            elif spec["kind"] == "operator":
+            spec = mark_spec(node)
+            if spec.get("kind") == "layout":
+                hint = Hint(f"shard(tensor) in {node.origin}", None, spec["outputs"])
+                self.marks[node.name] = _LayoutHint(hint, spec["outputs"], "tensor")
+            elif spec.get("kind") == "operator":
                 where = f"shard({spec['function']}) in {node.origin}"
-                hint = Hint(where, _tuples(spec["inputs"]), _tuples(spec["outputs"]))
-                operator, order = self._marked_operator(node, spec, hint)
-                self._on_operator(operator, hint, order)
-
-    def _marked_operator(
-        self, mark: Node, spec: dict[str, Any], hint: Hint
-    ) -> tuple[Node, tuple[int, ...]]:
-        """The one operator between a function's marked arguments and its marked result.
-
-        Second: its operands in the order of the function's arguments, other ones behind them.
-        """
-        between: dict[str, Node] = {}
-        argument_of: dict[str, int] = {}
-        waiting = [mark.operands[0]]
-        while waiting:
-            value = waiting.pop()
-            node, _ = self.graph.producers[value.name]
-            given = json.loads(node.args[1]) if node.op == MARK else {}
-            if given.get("kind") == "argument" and given["call"] == spec["call"]:
-                argument_of[value.name] = given["index"]
-            elif not node.is_source and node.name not in between:
-                between[node.name] = node
-                waiting.extend(node.operands)
-        found = [n for n in between.values() if n.op != MARK]
-        moving = [n for n in found if _moves_only(n)]
-        if len(found) > 1:
-            found = [n for n in found if n not in moving]
-        if len(found) != 1 or len(argument_of) < spec["arguments"]:
-            raise HintError(
-                f"{hint}: shard() takes a function that is one operator, this one is "
-                f"{sorted({n.op for n in found}) or 'none'}; hint the functions or tensors "
-                "inside it"
-            )
-        (operator,) = found
-        position = [argument_of.get(self._before_moves(v)) for v in operator.operands]
-        indices = range(len(position))
-        return operator, tuple(
-            sorted(indices, key=lambda i: (position[i] is None, position[i] or 0, i))
-        )
-
-    def _before_moves(self, value: Value) -> str:
-        """The name of the value that was re-arranged into this one."""
-        node, _ = self.graph.producers[value.name]
-        while _moves_only(node) and node.op != MARK:
-            value = node.operands[0]
-            node, _ = self.graph.producers[value.name]
-        return value.name
+                hint = Hint(where, spec["inputs"], spec["outputs"])
+                operator, order = marked_operator(self.graph, node, spec, hint)
+                self._on_operator(operator, order, hint)
 
     def finish(self) -> Placed:
         """Drop the markers and put the constraints in."""
@@ -323,10 +271,15 @@ class _Placing:
         node = Node(CONSTRAIN, (value,), {}, (result,), origin=source.origin)
         nodes.append(node)
         label = f"{wanted.hint}: {wanted.what}, shape {tuple(value.shape)}"
-        entries = parse_entries(
-            wanted.spec, len(value.shape), label, self.mesh, wanted.what, short=wanted.short
+        fix = layout_fix(
+            wanted.spec,
+            rule_for(node),
+            value.shape,
+            label,
+            self.mesh,
+            wanted.what,
+            short=wanted.short,
         )
-        fix = layout_fix(rule_for(node), entries, value.shape, label, self.mesh)
         self._record(result.name, fix, replace(wanted.hint, inputs=None, outputs=wanted.spec))
         return result
 
@@ -344,38 +297,3 @@ def _per_result(node: Node, hint: Hint) -> tuple[Any, ...]:
             f"the out_strategy {outputs!r} has {len(outputs)}"
         )
     return outputs
-
-
-def layout_fix(
-    rule: Rule, entries: Sequence[Entry], shape: tuple[int, ...], label: str, mesh: Mesh
-) -> Fix:
-    """What a layout fixes about the identity operator: its splits, and no Partial state."""
-    dims, sizes = rule.operands[0], shape
-    if len(entries) < len(dims):
-        dims = (tuple(f for dim in dims[:-1] for f in dim), dims[-1])
-        sizes = (math.prod(shape[:-1]), shape[-1])
-    wanted = {
-        factor: part
-        for d, (dim, entry, size) in enumerate(zip(dims, entries, sizes, strict=True))
-        for factor, part, _ in dimension_wants(
-            rule, dim, entry, size, f"{label}, dimension {d}", mesh
-        )
-    }
-    fix = assign_axes(wanted, mesh, label)
-    used = {axis for axes in fix.exact.values() for axis in axes}
-    rest = {axis: WHOLE for axis, size in mesh.axes if size > 1 and axis not in used}
-    return replace(fix, roles=rest)
-
-
-def _moves_only(node: Node) -> bool:
-    """Whether a call only re-arranges one tensor."""
-    name = node.op.split(".")[1] if "." in node.op else node.op
-    return name in {
-        "reshape", "view", "permute", "transpose", "t", "expand", "squeeze", "unsqueeze",
-        "contiguous", "clone", "alias", "detach", "flatten", "unflatten",
-    }  # fmt: skip
-
-
-def _tuples(tree: Any) -> Any:
-    """JSON lists back to the tuples they were."""
-    return tuple(_tuples(item) for item in tree) if isinstance(tree, list) else tree

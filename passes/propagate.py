@@ -65,10 +65,12 @@ def propagate(
         source node name -> a layout that spreads from there (data parallel's split batch)
     """
     work = _Propagation(graph, rules, mesh)
-    for name, fix in fixes.items():
-        work.seed(name, fix, origins[name])
-    for name, layout in (input_layouts or {}).items():
-        work.seed_source(name, layout)
+    for node in graph.calls:
+        if node.name in fixes:
+            work.seed(node.name, fixes[node.name], origins[node.name])
+    for node in graph.nodes:
+        if input_layouts and node.name in input_layouts:
+            work.seed_source(node.name, input_layouts[node.name])
     work.run()
     return work.finish(fixes, origins)
 
