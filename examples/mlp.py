@@ -1,4 +1,7 @@
-"""An MLP in 30 lines: `python examples/mlp.py`, or `torchrun --nproc-per-node 4 examples/mlp.py`."""
+"""An MLP in 30 lines.
+
+Run it alone, or with `torchrun --nproc-per-node 4 examples/mlp.py`.
+"""
 
 import torch
 from data import digits
