@@ -105,11 +105,11 @@ def _shown(item: Any) -> str:
 
 
 def _check_results(node: Node, defined: dict[str, Value]) -> None:
-    seen = set(defined)
+    seen: set[str] = set()
     for value in node.results:
         if not VALUE_NAME.fullmatch(value.name):
             raise GraphError(f"value %{value.name}: a name has letters, digits, '_' and '.' only")
-        if value.name in seen:
+        if value.name in defined or value.name in seen:
             raise GraphError(f"value %{value.name}: it is defined twice")
         seen.add(value.name)
         if not all(isinstance(n, int) and n >= 0 for n in value.shape):

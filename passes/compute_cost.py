@@ -70,7 +70,7 @@ def strategy_times(
     wanted = [i for i in range(len(node.operands)) if node.operand_grad(i)]
     multiplied = len([i for i in wanted if i not in rule.joins])
     runs_backward = wanted and not _passes_gradient_on(node, wanted)
-    if runs_backward and _is_contraction(rule):
+    if runs_backward and is_contraction(rule):
         # One product of the forward's size for each operand with a gradient.
         times += roofline(multiplied * flops, multiplied * moved, multiplied)
     elif runs_backward:
@@ -168,7 +168,7 @@ def _compute_dtype(node: Node) -> torch.dtype:
     return next((v.dtype for v in tensors if v.dtype.is_floating_point), torch.float32)
 
 
-def _is_contraction(rule: Rule) -> bool:
+def is_contraction(rule: Rule) -> bool:
     """Whether some summed factor is in two operands, as in a matrix product."""
     return any(
         rule.is_reduced(factor.name)

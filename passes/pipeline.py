@@ -5,7 +5,7 @@ traced graph ──place──▶ hints as fixes ──decide──▶ assignmen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from autopar.ir.graph import Graph
@@ -27,7 +27,7 @@ def place(
     mesh: Mesh,
     module_hints: Mapping[str, Hint],
     pattern_hints: Mapping[str, Hint],
-    module_paths: Iterable[str],
+    module_paths: Mapping[str, str],
 ) -> Placed:
     """Check the traced graph and resolve its hints (see `place_hints`)."""
     verify_graph(graph, stage="traced")
@@ -45,6 +45,7 @@ def decide(
     outputs: Outputs,
     pinned: Mapping[str, Layout] | None = None,
     method: Literal["auto", "ilp", "reduce"] = "auto",
+    share_blocks: bool = True,
 ) -> Searched:
     """Choose the assignment of a placed graph (see `search`)."""
     mesh = mesh.without_trivial_axes()
@@ -57,6 +58,7 @@ def decide(
         outputs=outputs,
         pinned=pinned,
         method=method,
+        share_blocks=share_blocks,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +13,7 @@ from autopar.ir.layout import INVARIANT, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule
 from autopar.passes.assignment import SEARCH, Assignment
+from autopar.passes.blocks import find_blocks
 from autopar.passes.build import Built, Prices, build_problem
 from autopar.passes.choices import Fix
 from autopar.passes.place_hints import Placed
@@ -48,6 +49,7 @@ def search(
     outputs: Outputs = "auto",
     pinned: Mapping[str, Layout] | None = None,
     method: Literal["auto", "ilp", "reduce"] = "auto",
+    share_blocks: bool = True,
 ) -> Searched:
     """Decide a graph's assignment.
 
@@ -61,6 +63,11 @@ def search(
         parameter layouts that are given, by dotted name
     method:
         how the solver works (`autopar.passes.solver.solve`)
+    share_blocks:
+        let the copies of a repeated block have equal strategies and layouts (`find_blocks`). The
+        plan reads like the model, and the search takes as long for many copies as for a few. It
+        is the cheapest of such plans; without sharing a first or last block may differ. Copies
+        for which hints or `pinned` fix other things do not share.
 
     Raises PlanError where the mode cannot be had.
     """
@@ -73,12 +80,17 @@ def search(
         fixes = {n.name: Fix(roles=dict.fromkeys(mesh.names, INVARIANT)) for n in graph.calls}
         reasons = {n.name: dict.fromkeys(mesh.names, "mode stand_alone") for n in graph.calls}
         fixed_sources = {n.name: _whole(n) for n in graph.nodes if n.is_source}
+        fixed_sources |= _stored_parameters(graph, pinned or {})
     if mode == "data_parallel":
         fixed_sources = _data_parallel_sources(graph, mesh, pinned or {})
     if mode in ("data_parallel", "semi_auto"):
         inputs = {n.name: fixed_sources[n.name] for n in graph.sources("input") if fixed_sources}
         spread = propagate(graph, rules, mesh, fixes, origins, inputs)
         fixes, reasons = spread.fixes, spread.reasons
+    share: Mapping[str, str] = {}
+    if share_blocks:
+        decided = _decided_sources(graph, pinned or {}) | fixed_sources | dict(fixes)
+        share = find_blocks(graph, rules).representatives(decided)
     built = build_problem(
         graph,
         rules,
@@ -88,6 +100,7 @@ def search(
         pinned=pinned,
         fixed_sources=fixed_sources,
         output_layouts=output_choices(graph, mesh, outputs),
+        share=share,
     )
     solution = solve(built.problem, method=method)
     assignment = built.assignment(mesh, solution.choice)
@@ -110,6 +123,16 @@ def _whole(node: Node) -> Layout:
     return Layout.whole(len(node.results[0].shape))
 
 
+def _decided_sources(graph: Graph, pinned: Mapping[str, Layout]) -> dict[str, Hashable]:
+    """Node name -> layout of the parameters whose layout is given."""
+    return {n.name: pinned[n.target] for n in graph.sources("param") if n.target in pinned}
+
+
+def _stored_parameters(graph: Graph, pinned: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Node name -> layout: parameters as they are stored already, else whole."""
+    return {node.name: pinned.get(node.target, _whole(node)) for node in graph.sources("param")}
+
+
 def batch_size(inputs: Sequence[Node]) -> int | None:
     """The most common size of dimension 0 among the inputs (the first one on a tie)."""
     sizes = Counter(n.results[0].shape[0] for n in inputs if n.results[0].shape)
@@ -129,7 +152,7 @@ def _data_parallel_sources(
             f"mode 'data_parallel': the batch of {batch} does not divide over the {mesh.size} "
             f"ranks of the mesh {mesh}"
         )
-    layouts = {node.name: pinned.get(node.target, _whole(node)) for node in graph.sources("param")}
+    layouts = _stored_parameters(graph, pinned)
     for node in inputs:
         shape = node.results[0].shape
         is_batch = bool(shape) and shape[0] == batch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from zoo import ZOO, build
 
 from autopar.compiler import Request, Traced, trace_model
 from autopar.ir.mesh import Mesh
@@ -12,6 +11,7 @@ from autopar.passes import pipeline
 from autopar.passes.assignment import Assignment
 from autopar.passes.communication import Collective, collectives_of
 from autopar.passes.search import Searched
+from zoo import ZOO, build
 
 #: GPT-2 XL's width and batch; two of its blocks are enough to see what every block does.
 WIDTH, HEADS, BLOCKS, BATCH, LENGTH = 1600, 25, 2, 64, 1024
@@ -49,9 +49,13 @@ def _gpt2_xl(request: Request) -> Traced:
     with torch.device("meta"):
         model = GPT2LMHeadModel(
             GPT2Config(
-                n_embd=WIDTH, n_layer=BLOCKS, n_head=HEADS,
-                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-            )  # fmt: skip
+                n_embd=WIDTH,
+                n_layer=BLOCKS,
+                n_head=HEADS,
+                resid_pdrop=0.0,
+                embd_pdrop=0.0,
+                attn_pdrop=0.0,
+            )
         )
         ids = torch.zeros(BATCH, LENGTH, dtype=torch.long)
     return trace_model(model, (), {"input_ids": ids, "labels": ids}, request)
@@ -117,9 +121,13 @@ def test_megatrons_split_is_found_where_activations_are_the_smaller_ones() -> No
     with torch.device("meta"):
         model = GPT2LMHeadModel(
             GPT2Config(
-                n_embd=WIDTH, n_layer=BLOCKS, n_head=20,
-                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-            )  # fmt: skip
+                n_embd=WIDTH,
+                n_layer=BLOCKS,
+                n_head=20,
+                resid_pdrop=0.0,
+                embd_pdrop=0.0,
+                attn_pdrop=0.0,
+            )
         )
         ids = torch.zeros(2, 256, dtype=torch.long)
     traced = trace_model(model, (), {"input_ids": ids, "labels": ids}, request)
