@@ -61,6 +61,16 @@ class Layout:
             raise LayoutError(f"layout {layout}: a mesh axis may be used once")
         return layout
 
+    def __hash__(self) -> int:
+        # Layouts key every cost table of the planner: the hash is worked out once.
+        if "_hash" not in self.__dict__:
+            object.__setattr__(self, "_hash", hash((self.dims, self.replicate, self.partial)))
+        return self.__dict__["_hash"]
+
+    def __getstate__(self) -> dict[str, object]:
+        # Hashes of strings differ between processes.
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
     @property
     def rank(self) -> int:
         return len(self.dims)

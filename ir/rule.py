@@ -142,6 +142,17 @@ class Rule:
         if self.assist is None and any(f.assist for f in self.factors):
             raise GraphError("rule: assisted factors need the name of a runtime operator")
 
+    def __hash__(self) -> int:
+        # Rules key the planner's caches, and hashing one anew walks all of its factors.
+        if "_hash" not in self.__dict__:
+            key = (self.factors, self.operands, self.results, self.linear, self.joins)
+            object.__setattr__(self, "_hash", hash(key))
+        return self.__dict__["_hash"]
+
+    def __getstate__(self) -> dict[str, object]:
+        # Hashes of strings differ between processes.
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
     @cached_property
     def by_name(self) -> dict[str, Factor]:
         return {f.name: f for f in self.factors}

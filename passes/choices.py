@@ -86,6 +86,8 @@ def _gradients(node: Node) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     )
 
 
+# Cached, as `_choices` is: every block of a model repeats the same calls.
+@lru_cache(maxsize=65536)
 def _layouts(
     rule: Rule, strategy: Strategy, operands: tuple[bool, ...], results: tuple[bool, ...]
 ) -> tuple[Layout, ...]:

@@ -18,9 +18,10 @@ from typing import Any
 
 from autopar.ir.graph import Graph, Node, Value, map_values
 from autopar.ir.layout import Layout
-from autopar.ir.rule import Rule, operand_layout, result_layout
+from autopar.ir.rule import Rule
 from autopar.ir.steps import STEPS
 from autopar.passes.assignment import Assignment
+from autopar.passes.choices import layouts_of
 from autopar.passes.localise import local_call
 from autopar.passes.reshard import Step, step_node_args
 
@@ -77,20 +78,13 @@ class _Partitioner:
 
     def _call(self, node: Node) -> None:
         rule, strategy = self.rules[node.name], self.assignment.strategies[node.name]
+        layouts = layouts_of(node, rule, strategy)
         placed = iter(
-            [
-                self._use(
-                    v, operand_layout(rule, strategy, i, node.operand_grad(i)), node.operand_grad(i)
-                )
-                for i, v in enumerate(node.operands)
-            ]
+            [self._use(v, layouts[i], node.operand_grad(i)) for i, v in enumerate(node.operands)]
         )
         local = local_call(node, rule, strategy, self.assignment.mesh)
         args, kwargs = map_values((local.args, local.kwargs), lambda _: next(placed))
-        layouts = tuple(
-            result_layout(rule, strategy, i, v.grad) for i, v in enumerate(node.results)
-        )
-        self._emit(replace(local, args=args, kwargs=kwargs), layouts)
+        self._emit(replace(local, args=args, kwargs=kwargs), layouts[len(node.operands) :])
 
     def _use(self, value: Value, layout: Layout, grad: bool) -> Value:
         """The copy of a value in the layout one use needs, made where it does not exist yet."""

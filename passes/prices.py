@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from autopar.passes.compute_cost import parameter_times, strategy_times
 from autopar.passes.device import Device
 from autopar.passes.reshard import Step, plan_reshard
 from autopar.passes.reshard_cost import ReshardCosts
+from autopar.passes.signature import type_of
 
 
 class DevicePrices:
@@ -22,9 +23,15 @@ class DevicePrices:
     def __init__(self, mesh: Mesh, device: Device) -> None:
         self.mesh, self.device = mesh, device
         self._reshards = ReshardCosts(mesh, device)
+        self._strategies: dict[Hashable, np.ndarray] = {}
 
     def strategies(self, node: Node, rule: Rule, choices: Sequence[Strategy]) -> np.ndarray:
-        return strategy_times(node, rule, choices, self.mesh, self.device)
+        # Every block of a model asks for the same calls again.
+        types = tuple(map(type_of, (*node.operands, *node.results)))
+        key = (node.op, rule, types, tuple(choices))
+        if key not in self._strategies:
+            self._strategies[key] = strategy_times(node, rule, choices, self.mesh, self.device)
+        return self._strategies[key]
 
     def parameter(self, value: Value, layouts: Sequence[Layout]) -> np.ndarray:
         return parameter_times(value, layouts, self.mesh, self.device)
