@@ -1,6 +1,9 @@
 """autopar: an automatic-parallel compiler for PyTorch."""
 
 from autopar.api import autoparallelize, plan
+from autopar.calibration import calibrate
+from autopar.compare import Comparison, compare
+from autopar.comparison import Report
 from autopar.ir.errors import (
     AutoparError,
     DesyncError,
@@ -15,29 +18,39 @@ from autopar.ir.errors import (
     VerificationError,
 )
 from autopar.ir.mesh import Mesh
+from autopar.mesh_search import MeshSearch, search_meshes
 from autopar.module import ParallelModule
+from autopar.passes.device import Device
+from autopar.passes.topology import Topology
 from autopar.plan import Plan
 from autopar.sharding import shard
-from autopar.verification import Report, verify
+from autopar.verification import verify
 
 __all__ = [
     "AutoparError",
+    "Comparison",
     "DesyncError",
+    "Device",
     "GraphError",
     "HintError",
     "InputError",
     "LayoutError",
     "Mesh",
     "MeshError",
+    "MeshSearch",
     "NotCompiledError",
     "ParallelModule",
     "Plan",
     "PlanError",
     "Report",
+    "Topology",
     "TraceError",
     "VerificationError",
     "autoparallelize",
+    "calibrate",
+    "compare",
     "plan",
+    "search_meshes",
     "shard",
     "verify",
 ]

@@ -191,7 +191,7 @@ def device_for(
 def save_device(device: Device, path: str | os.PathLike[str]) -> None:
     """Write a device as JSON. The file appears whole or not at all."""
     target = Path(path)
-    text = json.dumps(_to_json(device), indent=2) + "\n"
+    text = json.dumps(device_to_json(device), indent=2) + "\n"
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
     try:
         with os.fdopen(handle, "w") as file:
@@ -205,17 +205,18 @@ def save_device(device: Device, path: str | os.PathLike[str]) -> None:
 def load_device(path: str | os.PathLike[str]) -> Device:
     """Read a device that `save_device` wrote. Raises PlanError where it is not one."""
     try:
-        return _from_json(json.loads(Path(path).read_text()))
+        return device_from_json(json.loads(Path(path).read_text()))
     except OSError as error:
         raise PlanError(f"device file {os.fspath(path)!r}: {error.strerror}") from error
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise PlanError(
-            f"device file {os.fspath(path)!r}: not a device description "
-            f"({type(error).__name__}: {error}); write one with save_device"
-        ) from error
+    except json.JSONDecodeError as error:
+        problem = f"not a device description ({type(error).__name__}: {error})"
+    except PlanError as error:
+        problem = str(error)
+    raise PlanError(f"device file {os.fspath(path)!r}: {problem}; write one with save_device")
 
 
-def _to_json(device: Device) -> dict[str, Any]:
+def device_to_json(device: Device) -> dict[str, Any]:
+    """A device as plain data."""
     return {
         "name": device.name,
         "flop_rates": dict(device.flop_rates),
@@ -233,19 +234,24 @@ def _to_json(device: Device) -> dict[str, Any]:
     }
 
 
-def _from_json(data: dict[str, Any]) -> Device:
-    return Device(
-        name=data["name"],
-        flop_rates=tuple(data["flop_rates"].items()),
-        memory_bandwidth=data["memory_bandwidth"],
-        launch=data["launch"],
-        devices_per_host=data["devices_per_host"],
-        links=tuple(
-            Link(
-                name,
-                tuple((kind, tuple(Measure(*m) for m in ms)) for kind, ms in collectives.items()),
-            )
-            for name, collectives in data["links"].items()
-        ),
-        axis_links=tuple(data.get("axis_links", {}).items()),
+def device_from_json(data: Any) -> Device:
+    """The inverse of `device_to_json`. Raises PlanError where it is not a device."""
+    try:
+        return Device(
+            name=data["name"],
+            flop_rates=tuple(data["flop_rates"].items()),
+            memory_bandwidth=data["memory_bandwidth"],
+            launch=data["launch"],
+            devices_per_host=data["devices_per_host"],
+            links=tuple(_link(name, entry) for name, entry in data["links"].items()),
+            axis_links=tuple(data.get("axis_links", {}).items()),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PlanError(f"not a device description ({type(error).__name__}: {error})") from error
+
+
+def _link(name: str, collectives: Mapping[str, Any]) -> Link:
+    return Link(
+        name,
+        tuple((kind, tuple(Measure(*m) for m in ms)) for kind, ms in collectives.items()),
     )

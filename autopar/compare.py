@@ -1,0 +1,187 @@
+"""A plan beside the ones people write by hand: `compare`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from autopar.compiler import (
+    Request,
+    Traced,
+    lower_plan,
+    make_plan,
+    resolve_plan,
+    trace_model,
+)
+from autopar.ir.errors import MeshError
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import Mesh
+from autopar.ir.rule import Rule
+from autopar.passes import pipeline
+from autopar.passes.assignment import Assignment
+from autopar.passes.baselines import baseline_assignments
+from autopar.passes.collective_cost import collective_time
+from autopar.passes.communication import assisted_collectives
+from autopar.passes.place_hints import Placed
+from autopar.passes.prices import DevicePrices
+from autopar.plan import Plan
+
+#: How the rows that are no baselines are called.
+PLAN = "this plan"
+FREE = "search without hints"
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One way to split the model; times are predictions in seconds for one step.
+
+    seconds:
+        forward and backward, with the optimizer's update
+    compute, communication:
+        what it is made of: operators and update, and collectives
+    ratio:
+        `seconds` over the plan's
+    """
+
+    name: str
+    seconds: float
+    compute: float
+    communication: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The plan, the search without hints, and every baseline, the fastest first.
+
+    skipped:
+        baseline -> why it does not exist for this model and mesh
+    """
+
+    mesh: Mesh
+    device: str
+    rows: tuple[ComparisonRow, ...]
+    skipped: Mapping[str, str]
+
+    def row(self, name: str) -> ComparisonRow:
+        """A row by its name. Raises KeyError where there is none."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"comparison: no row {name!r}: the rows are {[r.name for r in self.rows]}")
+
+    @property
+    def best_baseline(self) -> ComparisonRow | None:
+        """The fastest of the plans written by hand, None where none exists."""
+        return next((row for row in self.rows if row.name not in (PLAN, FREE)), None)
+
+    def __str__(self) -> str:
+        head = ("plan", "step", "compute", "communication", "ratio")
+        cells = [head] + [
+            (
+                row.name,
+                *(f"{t * 1e3:.3f} ms" for t in (row.seconds, row.compute, row.communication)),
+                f"{row.ratio:.2f}x",
+            )
+            for row in self.rows
+        ]
+        widths = [max(len(line[k]) for line in cells) for k in range(len(head))]
+        lines = [f"predicted for {self.device} on mesh {self.mesh}"]
+        for name, *numbers in cells:
+            aligned = (text.rjust(w) for text, w in zip(numbers, widths[1:], strict=True))
+            lines.append("  ".join([name.ljust(widths[0]), *aligned]))
+        lines.extend(f"not possible: {name}: {why}" for name, why in self.skipped.items())
+        return "\n".join(lines)
+
+
+def compare(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: Mesh | Mapping[str, int] | int | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    mode: str | None = None,
+    hints: Mapping[str, Any] | None = None,
+    device: Any = None,
+    outputs: str = "auto",
+) -> Comparison:
+    """Set a plan beside data parallel, FSDP, Megatron's tensor parallel and their mixtures.
+
+    Needs no process group, devices or memory for the model (it may be on meta). Arguments and
+    errors are those of `autopar.plan`.
+
+    plan:
+        the plan to compare, or its file; its mesh, device and outputs hold then, and `hints` must
+        be those it was made with. Default: the plan that `autopar.plan` makes.
+
+    Raises PlanError for a plan of another model or mesh, MeshError where neither mesh nor plan is
+    given.
+    """
+    given = None if plan is None else resolve_plan(plan)
+    if given is not None:
+        shape = given.mesh if mesh is None else Mesh.of(mesh)
+        device, outputs = given.device, given.outputs
+    elif mesh is not None:
+        shape = Mesh.of(mesh)
+    else:
+        raise MeshError("mesh: give the mesh to plan for, or a plan")
+    request = Request.make(shape, mode, hints, device, outputs)
+    traced = trace_model(model, args, {} if kwargs is None else kwargs, request)
+    if given is None:
+        given = make_plan(traced, request)
+    else:
+        lower_plan(traced, given, request)  # refuses a plan that does not fit
+    return compare_traced(traced, given)
+
+
+def compare_traced(traced: Traced, plan: Plan) -> Comparison:
+    """The same for a model that is traced already, and a plan that fits it."""
+    graph, rules, mesh = traced.graph, traced.rules, plan.assignment.mesh
+    prices = DevicePrices(mesh, plan.device)
+    outputs: Any = plan.outputs
+    unhinted = Placed(graph)
+    free = pipeline.decide(unhinted, mesh, plan.device, mode="auto", outputs=outputs)
+    baselines = baseline_assignments(unhinted, rules, mesh, prices, outputs, built=free.built)
+    priced = {PLAN: (plan.seconds, plan.assignment)}
+    if plan.mode != "auto" or traced.placed.fixes:
+        priced[FREE] = (free.solution.cost, free.assignment)
+    priced |= {
+        name: (found.solution.cost, found.assignment) for name, found in baselines.found.items()
+    }
+    rows = [
+        _row(name, seconds, plan.seconds, compute_seconds(graph, rules, assignment, prices))
+        for name, (seconds, assignment) in priced.items()
+    ]
+    return Comparison(
+        plan.mesh,
+        plan.device.name,
+        tuple(sorted(rows, key=lambda row: row.seconds)),
+        baselines.skipped,
+    )
+
+
+def _row(name: str, seconds: float, of_plan: float, compute: float) -> ComparisonRow:
+    return ComparisonRow(
+        name, seconds, compute, seconds - compute, seconds / of_plan if of_plan else 1.0
+    )
+
+
+def compute_seconds(
+    graph: Graph, rules: Mapping[str, Rule], assignment: Assignment, prices: DevicePrices
+) -> float:
+    """The part of an assignment's predicted time that is no communication."""
+    total = 0.0
+    for node in graph.calls:
+        rule, strategy = rules[node.name], assignment.strategies[node.name]
+        total += float(prices.strategies(node, rule, [strategy])[0])
+        for c in assisted_collectives(node, rule, strategy, assignment.mesh):
+            total -= collective_time(prices.device, prices.mesh, c.kind, c.axes, c.nbytes)
+    for node in graph.sources("param"):
+        layout = assignment.sources[node.name]
+        total += float(prices.parameter(node.results[0], [layout])[0])
+    return total
