@@ -1,0 +1,83 @@
+"""The time budget of a solve, the log of its stages and the best that is known so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .problem import Stage
+
+# Two costs closer than this, as a fraction, are the same: the rounding of long float sums.
+SAME_COST = 1e-9
+# A bound on whole-number costs is rounded up; this much may be rounding of long float sums.
+_WHOLE = 0.01
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A report while solving: seconds since the start, the stage, best cost and bound so far."""
+
+    seconds: float
+    stage: str
+    best: float
+    bound: float
+
+
+@dataclass
+class Clock:
+    """What every stage shares.
+
+    Attributes:
+        seconds: the budget; None for none.
+        listener: called on news.
+        elsewhere: (cost, bound) of the parts of the problem that are done; None while a
+            part is being solved whose cost alone says nothing of the whole.
+        best: the cost of the best assignment so far.
+        bound: the best proven lower bound so far.
+    """
+
+    seconds: float | None = None
+    listener: Callable[[Progress], None] | None = None
+    best: float = np.inf
+    bound: float = -np.inf
+    elsewhere: tuple[float, float] | None = (0.0, 0.0)
+    start: float = field(default_factory=time.monotonic)
+    stages: list[Stage] = field(default_factory=list)
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.start
+
+    def left(self) -> float:
+        """Seconds left, ``inf`` without a budget."""
+        return np.inf if self.seconds is None else self.seconds - self.elapsed()
+
+    def over(self) -> bool:
+        return self.left() <= 0
+
+    def report(self, stage: str, best: float | None = None, bound: float | None = None) -> None:
+        """Takes note of a part's cost or bound and tells the listener if it is news."""
+        if self.elsewhere is None:
+            return
+        best = np.inf if best is None else best + self.elsewhere[0]
+        bound = -np.inf if bound is None else bound + self.elsewhere[1]
+        better, tighter = best < self.best, bound > self.bound
+        self.best, self.bound = min(self.best, best), max(self.bound, bound)
+        if self.listener is not None and (better or tighter):
+            self.listener(Progress(self.elapsed(), stage, self.best, self.bound))
+
+    def done(self, name: str, began: float, detail: str) -> None:
+        """Logs a finished stage."""
+        self.stages.append(Stage(name, self.elapsed() - began, detail))
+
+
+def same_cost(cost: float, bound: float) -> bool:
+    """Whether a bound meets a cost, up to rounding."""
+    return cost < np.inf and cost - bound <= SAME_COST * max(1.0, abs(cost))
+
+
+def rounded_up(bound: float, whole: bool) -> float:
+    """The bound, or the next whole number if costs are whole."""
+    return float(np.ceil(bound - _WHOLE)) if whole and np.isfinite(bound) else bound

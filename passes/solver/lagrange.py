@@ -1,0 +1,154 @@
+"""Prices memory: multipliers on the live sets, adapted while messages pass.
+
+Every priced network gives a lower bound, and decoding it gives assignments that mostly fit.
+Multipliers grow where the preferred options exceed the room and shrink where they leave some.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .clock import Clock, rounded_up, same_cost
+from .dual import Dual
+from .layout import Layout
+
+# Multipliers change by at most this factor (as an exponent) per sweep and unit of excess. When
+# the bound stalls for _STALL sweeps, the best prices are taken up again with shorter steps.
+_FIRST_STEP, _LAST_STEP, _SHORTER = 0.1, 0.004, 0.6
+_STALL, _BETTER = 40, 1e-4
+# Growth, in steps, where far more than the room is used.
+_FASTEST = 1.5
+# All multipliers times their room together start at this part of the bound without memory.
+_FIRST_PRICE = 1e-2
+# A multiplier stays above this part of the largest one, so that it can come back.
+_LEAST_PRICE = 1e-9
+_DECODE_EVERY = 4
+# Repair raises the multipliers of exceeded sets by this factor, and at least to this part of the
+# largest one, until an assignment fits; at most so often.
+_RAISE, _RAISE_FROM, _MOST_RAISES = 1.3, 1e-3, 150
+
+
+@dataclass
+class Best:
+    """The best assignment of a layout's nodes so far; None before the first.
+
+    Attributes:
+        over: the least excess over the limit of any allowed assignment seen, 0 or less once
+            one fits.
+    """
+
+    choice: np.ndarray | None = None
+    cost: float = np.inf
+    over: float = np.inf
+
+    def offer(self, layout: Layout, choice: np.ndarray) -> bool:
+        """Takes an assignment if it is allowed, fits and is cheaper."""
+        cost = layout.cost(choice)
+        if not np.isfinite(cost):
+            return False
+        over = layout.over(choice)
+        self.over = min(self.over, over)
+        if over > 0 or cost >= self.cost:
+            return False
+        self.choice, self.cost = choice, cost
+        return True
+
+
+def search(
+    dual: Dual, best: Best, clock: Clock, *, whole: bool, seconds: float, persistent: bool
+) -> float:
+    """Sweeps and prices until nothing gets better; returns the bound and leaves its state.
+
+    ``best`` takes the assignments found; ``whole`` says that costs are whole numbers. Stops
+    early when the bound meets the best cost, after ``seconds``, or, unless ``persistent``, when
+    the bound stalls for the first time.
+    """
+    until = clock.elapsed() + seconds
+    live = dual.layout.live
+    forbidden = _forbidden_cost(dual)
+    bound, state = -np.inf, (dual.multipliers, dual.message.copy())
+    step = _FIRST_STEP
+    sweep = last_news = 0
+    news_best, news_bound = np.inf, -np.inf
+    while sweep == 0 or (step > _LAST_STEP and clock.elapsed() < until):
+        dual.sweep()
+        sweep += 1
+        if sweep % _DECODE_EVERY == 0 or sweep == 1:
+            now = rounded_up(dual.bound(), whole)
+            if now > bound:
+                bound, state = now, (dual.multipliers, dual.message.copy())
+            best.offer(dual.layout, dual.decode(forbidden))
+            clock.report("lagrange", best.cost, bound)
+            if same_cost(best.cost, bound):
+                break
+            scale = _BETTER * max(1e-6, abs(bound))
+            if bound > news_bound + scale or best.cost < news_best - scale:
+                last_news, news_best, news_bound = sweep, best.cost, bound
+        if sweep - last_news >= _STALL:
+            if not persistent:
+                break
+            step *= _SHORTER if live is not None else 0.1
+            last_news = sweep
+            dual.restore(*state)
+        if live is not None:
+            prices = dual.multipliers if dual.multipliers.any() else _first_prices(dual, bound)
+            dual.price(_adapt(dual, prices, step))
+    dual.restore(*state)
+    return bound
+
+
+def repair(dual: Dual, best: Best, clock: Clock, seconds: float) -> None:
+    """Raises memory prices where assignments exceed the limit until one fits.
+
+    The bound of such prices is worse, so the state is left as it was.
+    """
+    live = dual.layout.live
+    if live is None:
+        return
+    until = clock.elapsed() + seconds
+    state = dual.multipliers, dual.message.copy()
+    forbidden = _forbidden_cost(dual)
+    multipliers = dual.multipliers
+    if not multipliers.any():
+        multipliers = _first_prices(dual, 1.0)
+    for _ in range(_MOST_RAISES):
+        if clock.elapsed() >= until:
+            break
+        choice = dual.decode(forbidden)
+        if best.offer(dual.layout, choice):
+            break
+        exceeded = dual.layout.held(choice) > live.room
+        raised = np.maximum(multipliers * _RAISE, _RAISE_FROM * multipliers.max())
+        multipliers = np.where(exceeded, raised, multipliers)
+        dual.price(multipliers)
+        dual.sweep()
+    dual.restore(*state)
+
+
+def _first_prices(dual: Dual, bound: float) -> np.ndarray:
+    live = dual.layout.live
+    assert live is not None
+    total = max(abs(bound), 1.0) * _FIRST_PRICE
+    prices: np.ndarray = total / (len(live.room) * np.maximum(live.room, 1e-9))
+    return prices
+
+
+def _adapt(dual: Dual, multipliers: np.ndarray, step: float) -> np.ndarray:
+    live = dual.layout.live
+    assert live is not None
+    excess = dual.layout.profile(dual.expected) / np.maximum(live.room, 1e-9) - 1.0
+    change = np.where(
+        excess > 0, np.minimum(_FASTEST, np.sqrt(np.abs(excess))), np.maximum(excess, -1.0)
+    )
+    multipliers = multipliers * np.exp(step * change)
+    return np.maximum(multipliers, _LEAST_PRICE * multipliers.max())
+
+
+def _forbidden_cost(dual: Dual) -> float:
+    """A finite price for a forbidden pair that no saving elsewhere can be worth."""
+    layout = dual.layout
+    finite = layout.pair_costs[np.isfinite(layout.pair_costs)]
+    largest = max(np.abs(finite).max(initial=1.0), np.abs(layout.costs).max(initial=1.0))
+    return float(largest) * 1e3

@@ -1,0 +1,128 @@
+"""Random small problems: brute force, reduction, integer program and messages agree."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from autopar.passes.solver import Edge, InfeasibleError, Node, Problem, evaluate, solve
+
+METHODS = ("auto", "ilp", "reduce")
+
+
+def random_problem(
+    seed: int, *, memory: bool, whole: bool = True, nodes: int = 6, choices: int = 4
+) -> Problem:
+    """Up to ``nodes`` nodes, parallel edges, forbidden choices and pairs, several components."""
+    random = np.random.default_rng(seed)
+    count = int(random.integers(1, nodes + 1))
+    sizes = random.integers(1, choices + 1, count)
+
+    def costs(*shape: int) -> np.ndarray:
+        values = random.integers(0, 12, shape).astype(float)
+        if not whole:
+            values += random.normal(size=shape)
+        values[random.random(shape) < 0.15] = np.inf
+        return values
+
+    made = []
+    for index, size in enumerate(sizes.tolist()):
+        lo = int(random.integers(0, 6))
+        hi = int(random.integers(lo, 7))
+        usages = random.integers(0, 8, size).astype(float)
+        if not whole:
+            usages += random.random(size)
+        made.append(
+            Node(f"n{index}", costs(size), usages if random.random() < 0.8 else None, (lo, hi))
+        )
+    edges = []
+    if count > 1:
+        for _ in range(int(random.integers(0, 2 * count + 1))):
+            u, v = (int(end) for end in random.choice(count, 2, replace=False))
+            edges.append(Edge.from_dense(u, v, costs(int(sizes[u]), int(sizes[v]))))
+    limit = float(random.integers(3, 25)) if memory else None
+    return Problem(tuple(made), tuple(edges), limit)
+
+
+def brute_force(problem: Problem) -> float:
+    """The least cost within the limit; ``inf`` when nothing fits."""
+    best = np.inf
+    for choice in itertools.product(*(range(len(node.costs)) for node in problem.nodes)):
+        cost, peak = evaluate(problem, choice)
+        if problem.usage_limit is None or peak <= problem.usage_limit:
+            best = min(best, cost)
+    return best
+
+
+def check(problem: Problem, method: str, expected: float) -> None:
+    if not np.isfinite(expected):
+        with pytest.raises(InfeasibleError) as raised:
+            solve(problem, method=method)
+        assert raised.value.proven
+        return
+    solution = solve(problem, method=method)
+    cost, peak = evaluate(problem, solution.choice)
+    assert cost == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert solution.cost == cost
+    assert solution.peak == peak
+    assert problem.usage_limit is None or peak <= problem.usage_limit
+    assert solution.status == "optimal"
+    assert solution.bound <= expected + 1e-6
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["free", "limited"])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "float"])
+@pytest.mark.parametrize("block", range(5))
+def test_every_method_finds_the_brute_force_optimum(block: int, whole: bool, memory: bool) -> None:
+    for seed in range(15 * block, 15 * (block + 1)):
+        problem = random_problem(seed, memory=memory, whole=whole)
+        expected = brute_force(problem)
+        for method in METHODS:
+            check(problem, method, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [False, True], ids=["free", "limited"])
+@pytest.mark.parametrize("block", range(10))
+def test_more_and_larger_problems(block: int, memory: bool) -> None:
+    for seed in range(1000 + 40 * block, 1000 + 40 * (block + 1)):
+        problem = random_problem(seed, memory=memory, whole=seed % 2 == 0, nodes=8, choices=3)
+        expected = brute_force(problem)
+        for method in METHODS:
+            check(problem, method, expected)
+
+
+def grid_problem(seed: int, side: int, choices: int, limit: float | None) -> Problem:
+    """A grid, which elimination alone can not solve; every node lives through some rows."""
+    random = np.random.default_rng(seed)
+    nodes, edges = [], []
+    for index in range(side * side):
+        row = index // side
+        costs = random.integers(0, 100, choices).astype(float)
+        usages = np.sort(random.integers(0, 50, choices))[::-1].astype(float)
+        nodes.append(Node(f"n{index}", costs + np.arange(choices) * 10, usages, (row, row + 2)))
+        for other in ([index - 1] if index % side else []) + ([index - side] if row else []):
+            matrix = random.integers(0, 60, (choices, choices)).astype(float)
+            matrix[random.random(matrix.shape) < 0.2] = np.inf
+            edges.append(Edge.from_dense(other, index, matrix))
+    return Problem(tuple(nodes), tuple(edges), limit)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_grids_with_a_tight_limit_agree_with_the_integer_program(seed: int) -> None:
+    free = solve(grid_problem(seed, 4, 3, None))
+    tight = grid_problem(seed, 4, 3, 0.85 * free.peak)
+    expected = solve(tight, method="ilp")
+    got = solve(tight)
+    assert free.status == expected.status == got.status == "optimal"
+    assert got.cost == expected.cost >= free.cost
+    assert got.peak <= 0.85 * free.peak
+
+
+def test_the_result_is_the_same_every_time() -> None:
+    problem = grid_problem(7, 5, 4, 260.0)
+    first, second = solve(problem), solve(problem)
+    assert first.choice == second.choice
+    assert first.bound == second.bound
