@@ -1,0 +1,125 @@
+"""How long planning takes, stage by stage, and how much memory it needs.
+
+    python benchmarks/planning.py [--quick]
+
+Models are built on the meta device from published shapes; every case runs in a process of its
+own, so that peak memory is that case's. Times are seconds of one run each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+import warnings
+
+#: (model, layers, mesh)
+CASES = [
+    *(("llama-8b", layers, "8") for layers in (1, 4, 8, 16, 32)),
+    *(("llama-8b", layers, "32,8") for layers in (1, 4, 8, 16, 32)),
+    ("gpt3-175b", 8, "32,8"),
+    ("gpt3-175b", 96, "32,8"),
+    ("gpt3-175b", 8, "8,16,8"),
+    ("gpt3-175b", 96, "8,16,8"),
+]
+QUICK = [("llama-8b", 1, "8"), ("llama-8b", 8, "32,8"), ("llama-8b", 32, "32,8")]
+COLUMNS = ("model", "layers", "mesh", "operators", "trace", "build", "solve", "lower", "gap", "MiB")
+
+
+def make_model(name: str, layers: int) -> tuple[object, dict[str, object]]:
+    """A published shape on the meta device, with an example call of one global batch."""
+    import torch
+
+    with torch.device("meta"):
+        if name == "llama-8b":
+            from transformers import LlamaConfig, LlamaForCausalLM
+
+            model: object = LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=128256, hidden_size=4096, intermediate_size=14336,
+                    num_hidden_layers=layers, num_attention_heads=32, num_key_value_heads=8,
+                    max_position_embeddings=8192,
+                )
+            )  # fmt: skip
+            ids = torch.zeros(256, 2048, dtype=torch.long)
+        else:
+            from transformers import GPT2Config, GPT2LMHeadModel
+
+            model = GPT2LMHeadModel(
+                GPT2Config(
+                    n_positions=2048, n_embd=12288, n_layer=layers, n_head=96,
+                    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+                )
+            )  # fmt: skip
+            ids = torch.zeros(1024, 2048, dtype=torch.long)
+    return model, {"input_ids": ids, "labels": ids}
+
+
+def run_case(name: str, layers: int, mesh: str) -> dict[str, object]:
+    """Plan one model for H100s and time the stages."""
+    import torch
+
+    from autopar.compiler import Request, describe_plan, trace_model
+    from autopar.ir.mesh import Mesh
+    from autopar.passes import pipeline
+
+    torch.set_num_threads(1)
+    sizes = [int(n) for n in mesh.split(",")]
+    shape = Mesh(tuple(zip(("a", "b", "c"), sizes, strict=False)))
+    request = Request.make(shape, "auto", None, "h100", "auto")
+    # What is imported once, and the first export in a process, are no part of any model's time.
+    trace_model(torch.nn.Linear(2, 2), (torch.zeros(2, 2),), {}, request)
+    model, call = make_model(name, layers)
+    began = time.perf_counter()
+    traced = trace_model(model, (), call, request)  # type: ignore[arg-type]
+    traced_at = time.perf_counter()
+    searched = pipeline.decide(
+        traced.placed, request.mesh, request.device, mode="auto", outputs="auto"
+    )
+    decided_at = time.perf_counter()
+    solution = searched.solution
+    describe_plan(traced, request, searched.assignment, "auto", solution.cost, solution.bound)
+    solving = sum(stage.seconds for stage in solution.stages)
+    return {
+        "model": name,
+        "layers": layers,
+        "mesh": mesh,
+        "operators": sum(1 for _ in traced.graph.calls),
+        "trace": traced_at - began,
+        "build": decided_at - traced_at - solving,
+        "solve": solving,
+        "lower": time.perf_counter() - decided_at,
+        "gap": solution.gap,
+        "MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="three cases")
+    parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        warnings.filterwarnings("ignore")
+        print(json.dumps(run_case(options.case[0], int(options.case[1]), options.case[2])))
+        return
+    print("  ".join(f"{column:>10}" for column in COLUMNS))
+    for name, layers, mesh in QUICK if options.quick else CASES:
+        command = [sys.executable, __file__, "--case", name, str(layers), mesh]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"{name} {layers} {mesh}: {done.stderr.strip().splitlines()[-1]}", flush=True)
+            continue
+        row = json.loads(done.stdout.strip().splitlines()[-1])
+        cells = [
+            f"{row[column]:.2f}" if isinstance(row[column], float) else str(row[column])
+            for column in COLUMNS
+        ]
+        print("  ".join(f"{cell:>10}" for cell in cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()
