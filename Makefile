@@ -2,19 +2,27 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# What to run, and what to work on it: a demonstration needs only the first.
+RUNS   := $(VENV)/.runs
 STAMP  := $(VENV)/.installed
+# Files are byte-compiled when they are first used, not all of them at installation.
+PIP    := $(BIN)/python -m pip install -q --no-compile -c constraints.txt
 
-.PHONY: setup demo test quick lint format benchmarks clean
+.PHONY: setup demo test quick lint format clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt torch numpy
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[test,lint,examples]"
+	$(PIP) torch numpy
+	$(PIP) -e ".[examples]"
 	touch $@
 
-demo: setup
+$(STAMP): $(RUNS)
+	$(PIP) -e ".[test,lint,examples]"
+	touch $@
+
+demo: $(RUNS)
 	$(BIN)/python examples/demo_gpt2.py
 
 test: lint
