@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def share_outcome(context: RankContext, error: BaseException | None, stage: str)
             raise DesyncError(f"{stage}: rank {rank} failed with {failure}")
 
 
-def require_equal(context: RankContext, digest: str, what: str) -> None:
+def require_equal(context: RankContext, digest: str, what: str, way_out: str) -> None:
     """Raise DesyncError on every rank unless all ranks hold the same `what`."""
     digests = gather(context, digest)
     groups: dict[str, list[int]] = {}
@@ -50,21 +50,58 @@ def require_equal(context: RankContext, digest: str, what: str) -> None:
         groups.setdefault(each, []).append(rank)
     if len(groups) > 1:
         sides = ", ".join(f"ranks {ranks} hold {d[:12]}" for d, ranks in groups.items())
-        raise DesyncError(f"{what} differs between ranks: {sides}")
+        raise DesyncError(f"{what} differs between ranks: {sides}; {way_out}")
 
 
-def from_first_rank(context: RankContext, make: Any, stage: str) -> Any:
-    """What `make()` returns on the first rank, on every rank; its AutoparError likewise."""
-    outcome: tuple[Any, BaseException | None] = (None, None)
+def from_first_rank(context: RankContext, make: Callable[[], Any], stage: str) -> Any:
+    """What `make()` returns on the first rank, on every rank.
+
+    Where it raises, every rank does: an AutoparError as it is, for anything else the other ranks
+    get a DesyncError that says what happened.
+    """
+    value: Any = None
+    mine: Exception | None = None
     if context.rank == 0:
         try:
-            outcome = (make(), None)
-        except AutoparError as error:
-            outcome = (None, error)
-    value, error = gather(context, outcome)[0]
-    if error is not None:
-        raise error
+            value = make()
+        except Exception as error:
+            mine = error
+    ours = isinstance(mine, AutoparError)
+    told = None if mine is None or ours else f"{type(mine).__name__}: {mine}"
+    value, shared, told = gather(context, (value, mine if ours else None, told))[0]
+    if mine is not None:
+        raise mine
+    if shared is not None:
+        raise shared
+    if told is not None:
+        raise DesyncError(f"{stage}: rank 0 failed with {told}")
     return value
+
+
+#: Integers of the width of an element: their sum is exact, whatever the order of the additions.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def checksum(tensor: Tensor) -> int:
+    """A number that tells differently filled tensors apart; fast, and exact on any device."""
+    flat = tensor.detach().contiguous().flatten()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).flatten()
+    return int(flat.view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64))
+
+
+def require_equal_state(context: RankContext, tensors: Mapping[str, Tensor]) -> None:
+    """Raise DesyncError, naming the first that differs, unless all ranks hold equal tensors."""
+    if context.mesh.size == 1:
+        return
+    everywhere = gather(context, {name: checksum(tensor) for name, tensor in tensors.items()})
+    for name in tensors:
+        for rank, theirs in enumerate(everywhere):
+            if theirs.get(name) != everywhere[0].get(name):
+                raise DesyncError(
+                    f"{name!r} has other values on rank {rank} than on rank 0; seed all ranks "
+                    "alike, or load the same checkpoint, before autoparallelize"
+                )
 
 
 def tensor_digest(tensor: Tensor) -> str:

@@ -81,9 +81,11 @@ def autoparallelize(
     given = None if plan is None else resolve_plan(plan)
     if given is not None and given.mesh != shape:
         raise PlanError(f"plan: made for the mesh {given.mesh}, this run has {shape}")
-    request = Request.make(shape, mode, hints, device, given.outputs if given else outputs)
+    if given is not None:
+        device, outputs = given.device if device is None else device, given.outputs
+    request = Request.make(shape, mode, hints, device, outputs)
     # Whatever is wrong with model, inputs or hints shows here, before ranks communicate.
-    traced = trace_model(model, args or (), kwargs or {}, request) if has_example else None
+    traced = trace_model(model, *_call(args, kwargs), request) if has_example else None
     context = RankContext.from_process_group(
         shape,
         device_mesh=mesh if isinstance(mesh, DeviceMesh) else None,
@@ -111,7 +113,11 @@ def plan(
     Arguments and errors are those of `autoparallelize`; the mesh must be given.
     """
     request = Request.make(Mesh.of(mesh), mode, hints, device, outputs)
-    return make_plan(trace_model(model, args, kwargs or {}, request), request)
+    return make_plan(trace_model(model, *_call(args, kwargs), request), request)
+
+
+def _call(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return () if args is None else args, {} if kwargs is None else kwargs
 
 
 def _require_values(model: nn.Module) -> None:

@@ -10,11 +10,18 @@ from typing import Any
 
 from torch import nn
 
-from autopar.ir.errors import HintError, LayoutError, MeshError, PlanError
-from autopar.ir.graph import Graph, Node, Value
+from autopar.ir.errors import (
+    GraphError,
+    HintError,
+    InputError,
+    LayoutError,
+    MeshError,
+    PlanError,
+)
+from autopar.ir.graph import Graph
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
-from autopar.ir.rule import Rule, is_valid
+from autopar.ir.rule import Rule
 from autopar.ir.text import print_graph
 from autopar.ir.trace import Program, trace
 from autopar.passes import pipeline
@@ -26,6 +33,7 @@ from autopar.passes.place_hints import Placed
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import MODES, OUTPUTS
 from autopar.plan import Plan
+from autopar.plan_check import check_plan, source_label, source_type
 from autopar.report import make_rows
 from autopar.sharding import make_hint, module_hints
 
@@ -68,6 +76,8 @@ def _pattern_hints(hints: Mapping[str, Any] | None) -> dict[str, Hint]:
         raise HintError(f"hints: expected a dict of module name pattern -> strategy, got {hints!r}")
     found = {}
     for pattern, spec in hints.items():
+        if not isinstance(pattern, str):
+            raise HintError(f"hints: expected a module name pattern as key, got {pattern!r}")
         if isinstance(spec, Mapping):
             unknown = set(spec) - {"in_strategy", "out_strategy"}
             if unknown:
@@ -98,18 +108,52 @@ def trace_model(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], request: Request
 ) -> Traced:
     """Trace a model and resolve its hints; no communication."""
-    program = trace(model, tuple(args), dict(kwargs))
+    return place_program(trace_program(model, args, kwargs), model, request)
+
+
+def trace_program(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+    """Trace a model; its hints are still markers."""
+    _check_call(model, args, kwargs)
+    return trace(model, tuple(args), dict(kwargs))
+
+
+def place_program(program: Program, model: nn.Module, request: Request) -> Traced:
+    """Resolve the hints of a model that is traced, for the mesh of a request."""
     placed = pipeline.place(
         program.graph,
         request.mesh,
         module_hints(model),
         request.hints,
-        [name for name, _ in model.named_modules()],
+        _module_names(model),
     )
     text = print_graph(placed.graph)
     hints = sorted(f"{name} {fix}" for name, fix in placed.fixes.items())
     digest = hashlib.sha256("\n".join([text, *hints]).encode()).hexdigest()
     return Traced(program, placed, rules_of(placed.graph), digest)
+
+
+def _check_call(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what is no model, and an example call that is not spelled as one."""
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(args, (tuple, list)):
+        raise InputError(
+            f"args: expected a tuple of positional arguments, got {type(args).__name__}; "
+            "a single one is written (x,)"
+        )
+    if not isinstance(kwargs, Mapping):
+        raise InputError(
+            f"kwargs: expected a dict of keyword arguments, got {type(kwargs).__name__}"
+        )
+
+
+def _module_names(model: nn.Module) -> dict[str, str]:
+    """Every path of every module -> the first path of the same module."""
+    first: dict[int, str] = {}
+    return {
+        path: first.setdefault(id(module), path)
+        for path, module in model.named_modules(remove_duplicate=False)
+    }
 
 
 def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | None = None) -> Plan:
@@ -140,30 +184,36 @@ def describe_plan(
     graph = traced.graph
     partitioned = pipeline.lower(graph, assignment, request.device)
     prices = DevicePrices(assignment.mesh, request.device)
-    labels = {n.name: _label(n) for n in graph.nodes if n.is_source}
+    labels = {n.name: source_label(n) for n in graph.nodes if n.is_source}
     return Plan(
         mesh=request.mesh,
         mode=mode,
         outputs=request.outputs,
-        device=request.device.name,
+        device=request.device,
         training=traced.program.training,
         fingerprint=traced.fingerprint,
-        signature={_label(n): _type(n.results[0]) for n in graph.nodes if n.is_source},
+        signature={source_label(n): source_type(n.results[0]) for n in graph.nodes if n.is_source},
         labels=labels,
         assignment=assignment,
         seconds=seconds,
         bound=bound,
-        rows=make_rows(graph, partitioned, traced.rules, assignment, prices),
-        notes=(*traced.program.notes, *_unsplit_notes(graph, traced.rules)),
+        rows=make_rows(
+            graph, partitioned, traced.rules, assignment, prices, f"outputs={request.outputs!r}"
+        ),
+        notes=(
+            *traced.program.notes,
+            *_hint_notes(traced.placed, mode),
+            *_unsplit_notes(graph, traced.rules),
+        ),
     )
 
 
-def _label(node: Node) -> str:
-    return f"{node.op} {node.target}"
-
-
-def _type(value: Value) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+def _hint_notes(placed: Placed, mode: str) -> list[str]:
+    """What became of the hints, where it is not what they say."""
+    if mode == "stand_alone" and placed.hints:
+        unused = ", ".join(sorted({str(hint) for hint in placed.hints.values()}))
+        return [f"mode 'stand_alone' splits nothing: not used are {unused}"]
+    return placed.notes
 
 
 def _unsplit_notes(graph: Graph, rules: Mapping[str, Rule]) -> list[str]:
@@ -179,80 +229,27 @@ def _unsplit_notes(graph: Graph, rules: Mapping[str, Rule]) -> list[str]:
 
 
 def lower_plan(traced: Traced, plan: Plan, request: Request) -> Graph:
-    """The partitioned graph of a plan.
+    """The partitioned graph of a plan, with the collectives that it was priced with.
 
     Raises PlanError where the plan was made for another model or mesh, or was edited into
     something that cannot run.
     """
-    check_plan(traced, plan, request.mesh)
+    check_plan(
+        plan,
+        request.mesh,
+        traced.graph,
+        traced.rules,
+        traced.fingerprint,
+        traced.program.training,
+    )
     try:
-        return pipeline.lower(traced.graph, plan.assignment, request.device)
-    except LayoutError as error:
+        return pipeline.lower(traced.graph, plan.assignment, plan.device)
+    except (LayoutError, GraphError, MeshError) as error:
         raise PlanError(f"plan: {error}") from None
-
-
-def check_plan(traced: Traced, plan: Plan, mesh: Mesh) -> None:
-    """Refuse a plan that does not fit, saying what differs."""
-    if plan.mesh != mesh:
-        raise PlanError(f"plan: made for the mesh {plan.mesh}, this run has {mesh}")
-    if plan.fingerprint != traced.fingerprint:
-        raise PlanError(f"plan: made for another model: {_difference(traced, plan)}")
-    graph, decided = traced.graph, plan.assignment
-    for node in graph.nodes:
-        known: Mapping[str, Any] = decided.sources if node.is_source else decided.strategies
-        if node.name not in known:
-            raise PlanError(f"plan: operator {node.name!r} ({node.origin}) is missing")
-    for node in graph.calls:
-        strategy, rule = decided.strategies[node.name], traced.rules[node.name]
-        if sorted(strategy.role) != sorted(decided.mesh.names):
-            raise PlanError(
-                f"plan: operator {node.name!r}: roles are given for the axes "
-                f"{list(strategy.role)}, the mesh has {list(decided.mesh.names)}"
-            )
-        allowed = [f.name for f in rule.factors if f.splittable]
-        copies = ["I", "R", *(f"P{k}" for k in range(len(rule.linear)))]
-        for axis, role in strategy.roles:
-            if role not in allowed and role not in (["I"] if rule.opaque else copies):
-                raise PlanError(
-                    f"plan: operator {node.name!r} ({node.op}): axis {axis!r} has the role "
-                    f"{role!r}, it may be one of {allowed + copies}"
-                )
-        if not is_valid(rule, strategy, decided.mesh):
-            raise PlanError(
-                f"plan: operator {node.name!r} ({node.op} in {node.origin}): the strategy "
-                f"{strategy} does not divide its dimensions"
-            )
-    for node in graph.nodes:
-        if node.is_source:
-            _check_source(node, decided.sources[node.name], decided.mesh)
-
-
-def _check_source(node: Node, layout: Layout, mesh: Mesh) -> None:
-    shape = node.results[0].shape
-    if layout.replicate or layout.partial or layout.rank != len(shape):
-        raise PlanError(f"plan: {_label(node)} of shape {shape} cannot be held as {layout}")
-    try:
-        layout.local_shape(shape, mesh)
-    except (LayoutError, MeshError) as error:
-        raise PlanError(f"plan: {_label(node)}: {error}") from None
-
-
-def _difference(traced: Traced, plan: Plan) -> str:
-    """What differs between a plan's model and this one, the first few things."""
-    here = {_label(n): _type(n.results[0]) for n in traced.graph.nodes if n.is_source}
-    there = plan.signature
-    found = [
-        f"{label} is {here.get(label, 'absent')} here, {there.get(label, 'absent')} in the plan"
-        for label in dict.fromkeys([*here, *there])
-        if here.get(label) != there.get(label)
-    ]
-    if plan.training != traced.program.training:
-        found.insert(0, f"the plan is for {'training' if plan.training else 'evaluation'} mode")
-    if not found:
-        found.append("the operators or the hints of the graph differ")
-    return "; ".join(found[:3])
 
 
 def resolve_plan(plan: Plan | str | os.PathLike[str]) -> Plan:
     """A plan given as itself or as a file."""
+    if not isinstance(plan, (Plan, str, os.PathLike)):
+        raise PlanError(f"plan: expected a Plan or the path of its file, got {plan!r}")
     return plan if isinstance(plan, Plan) else Plan.load(plan)

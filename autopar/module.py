@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from autopar import agreement
 from autopar.compiler import Request, Traced, lower_plan, make_plan, trace_model
 from autopar.ir.calling import CallSignature, TensorArgument
-from autopar.ir.errors import AutoparError, InputError, NotCompiledError
+from autopar.ir.errors import NotCompiledError
 from autopar.ir.graph import Graph, Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
@@ -161,10 +161,10 @@ class ParallelModule(nn.Module):
     ) -> list[Tensor]:
         """Bind the first call, making sure that all ranks were called alike."""
         tensors: list[Tensor] = []
-        error: AutoparError | None = None
+        error: Exception | None = None
         try:
             tensors = compiled.signature.bind(args, kwargs)
-        except InputError as problem:
+        except Exception as problem:  # whatever it is, the other ranks wait to hear of it
             error = problem
         agreement.share_outcome(self._context, error, "checking the inputs")
         held = []
@@ -190,7 +190,7 @@ class ParallelModule(nn.Module):
         try:
             with _training_modes(model, self._modes()):
                 traced = trace_model(model, args, kwargs, self._request)
-        except AutoparError as problem:
+        except Exception as problem:  # whatever it is, the other ranks wait to hear of it
             error = problem
         agreement.share_outcome(self._context, error, "tracing")
         assert traced is not None
@@ -199,12 +199,21 @@ class ParallelModule(nn.Module):
     def compile_traced(self, traced: Traced) -> Compiled:
         """Plan and emit a graph that every rank has traced, for the current mode."""
         modes = self._modes()
-        agreement.require_equal(self._context, traced.fingerprint, "the traced model")
+        agreement.require_equal(
+            self._context,
+            traced.fingerprint,
+            "the traced model",
+            "build the same model, and give an example call of the same shapes, on every rank",
+        )
         plan = self._plan(traced)
-        graph = lower_plan(traced, plan, self._request)
         digest = hashlib.sha256(json.dumps(plan.to_json()).encode()).hexdigest()
-        agreement.require_equal(self._context, digest, "the plan")
+        # Before the plan is looked at: a wrong one must fail on all ranks, or on none.
+        agreement.require_equal(
+            self._context, digest, "the plan", "give every rank the same plan file"
+        )
+        graph = lower_plan(traced, plan, self._request)
         if not self._compiled:
+            agreement.require_equal_state(self._context, _state(self._model.value))
             self._materialise(traced, plan)
         self._context.prepare(groups_of(graph))
         compiled = Compiled(
@@ -256,12 +265,13 @@ class ParallelModule(nn.Module):
         """Build the module tree of the model, with this rank's pieces as its parameters."""
         model = self._model.value
         self._layouts = plan.parameter_layouts
-        for path, module in model.named_modules():
+        shells: dict[int, _Shell] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
             if path:
-                shell = _Shell()
+                shell = shells.setdefault(id(module), _Shell())
                 shell.training = module.training
                 parent, _, name = path.rpartition(".")
-                self.get_submodule(parent)._modules[name] = shell
+                super().get_submodule(parent)._modules[name] = shell
         program = traced.program
         for state in program.params.values():
             whole = model.get_parameter(state.name)
@@ -269,12 +279,12 @@ class ParallelModule(nn.Module):
             parameter = nn.Parameter(self._held(whole.detach(), layout), whole.requires_grad)
             for name in state.names:
                 parent, _, leaf = name.rpartition(".")
-                self.get_submodule(parent)._parameters[leaf] = parameter
+                super().get_submodule(parent)._parameters[leaf] = parameter
         for state in program.buffers.values():
             buffer = model.get_buffer(state.name).detach().clone()
             for name in state.names:
                 parent, _, leaf = name.rpartition(".")
-                owner = self.get_submodule(parent)
+                owner = super().get_submodule(parent)
                 owner._buffers[leaf] = buffer
                 if not state.persistent:
                     owner._non_persistent_buffers_set.add(leaf)
@@ -326,7 +336,22 @@ class ParallelModule(nn.Module):
         self._require_compiled("buffers")
         return super().named_buffers(*args, **kwargs)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def get_submodule(self, target: str) -> nn.Module:
+        """As `nn.Module.get_submodule`. Raises NotCompiledError before the first call."""
+        if target:
+            self._require_compiled(f"module {target!r}")
+        return super().get_submodule(target)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> ParallelModule:
+        """What `to`, `cuda`, `double` … go through: before compilation the model itself moves."""
+        if not self._compiled:
+            self._model.value._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        return self
+
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         """As `nn.Module.state_dict`. Raises NotCompiledError before the first call.
 
         It needs no communication: every rank gets its own pieces as DTensors.
@@ -370,6 +395,11 @@ def groups_of(graph: Graph) -> list[tuple[str, ...]]:
         for _, axes, _ in node.kwargs.get("split", ()):
             found.append(axes)
     return list(dict.fromkeys(found))
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a model, by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _eval_modules(module: nn.Module) -> Modes:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autopar.ir.errors import PlanError
+from autopar.ir.errors import AutoparError, LayoutError, PlanError
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Strategy
 from autopar.passes.assignment import Assignment
+from autopar.passes.device import Device, device_from_json, device_to_json
 from autopar.report import Row, format_table
 
 #: The version of the plan file; a file of another version is refused.
@@ -27,8 +28,10 @@ class Plan:
 
     mesh:
         the mesh it was made for
-    mode, outputs, device:
-        how it was asked for, and the device it was priced on
+    mode, outputs:
+        how it was asked for
+    device:
+        what it was priced on; the collectives of a reshard are chosen for it, too
     training:
         whether the model was in training mode
     fingerprint:
@@ -44,7 +47,7 @@ class Plan:
     bound:
         a proven lower bound on that time over all plans of the search
     rows:
-        one per operator, for reading
+        one per operator and one for the results, for reading
     notes:
         what the user should know: operators that could not be split, settings that were changed
     """
@@ -52,7 +55,7 @@ class Plan:
     mesh: Mesh
     mode: str
     outputs: str
-    device: str
+    device: Device
     training: bool
     fingerprint: str
     signature: Mapping[str, str]
@@ -65,7 +68,7 @@ class Plan:
 
     def __str__(self) -> str:
         head = (
-            f"plan for {self.device} on mesh {self.mesh}, mode {self.mode}: "
+            f"plan for {self.device.name} on mesh {self.mesh}, mode {self.mode}: "
             f"predicted {self.seconds * 1e3:.3f} ms per step"
         )
         gap = (self.seconds - self.bound) / self.seconds if self.seconds else 0.0
@@ -92,17 +95,16 @@ class Plan:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON. The file appears whole or not at all."""
+        """Write the plan as JSON. The file appears whole or not at all.
+
+        Raises PlanError naming the file where it cannot be written.
+        """
         target = Path(path)
         text = json.dumps(self.to_json(), indent=1) + "\n"
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
         try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+            _write_whole(target, text)
+        except OSError as error:
+            raise PlanError(f"plan file {path}: cannot be written: {error.strerror}") from None
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
@@ -112,18 +114,18 @@ class Plan:
         has a field that is absent or malformed.
         """
         try:
-            text = Path(path).read_text()
+            content = Path(path).read_bytes()
         except OSError as error:
             raise PlanError(f"plan file {path}: cannot be read: {error.strerror}") from None
         try:
-            data = json.loads(text)
+            data = json.loads(content)
         except ValueError as error:
             raise PlanError(
                 f"plan file {path}: not valid JSON ({error}); it may be cut short"
             ) from None
         try:
             return Plan.from_json(data)
-        except PlanError as error:
+        except AutoparError as error:
             raise PlanError(f"plan file {path}: {error}") from None
 
     def to_json(self) -> dict[str, Any]:
@@ -134,7 +136,7 @@ class Plan:
             "mesh": dict(self.mesh.axes),
             "mode": self.mode,
             "outputs": self.outputs,
-            "device": self.device,
+            "device": device_to_json(self.device),
             "training": self.training,
             "fingerprint": self.fingerprint,
             "seconds": self.seconds,
@@ -160,7 +162,7 @@ class Plan:
         """The inverse of `to_json`. Raises PlanError naming the field that does not fit."""
         if not isinstance(data, dict) or "autopar_plan" not in data:
             raise PlanError("not a plan: the field 'autopar_plan' is missing")
-        if data["autopar_plan"] != VERSION:
+        if data["autopar_plan"] is True or data["autopar_plan"] != VERSION:
             raise PlanError(
                 f"version {data['autopar_plan']!r}, this autopar reads version {VERSION}; "
                 "make the plan anew"
@@ -168,28 +170,33 @@ class Plan:
         read = _Reader(data)
         mesh = Mesh.of(read("mesh", dict))
         operators = read("operators", dict)
+        sources = read.layouts("sources")
+        labels = read.texts("labels")
+        unnamed = [name for name in sources if name not in labels]
+        if unnamed:
+            raise PlanError(f"the field 'labels' does not name the sources {unnamed[:3]}")
         assignment = Assignment(
             mesh.without_trivial_axes(),
             {n: _strategy(n, entry) for n, entry in operators.items()},
-            read.layouts("sources"),
+            sources,
             read.layouts("relays"),
             tuple(None if v is None else _layout(v, "returned") for v in read("returned", list)),
-            {n: dict(entry.get("chosen_by", {})) for n, entry in operators.items()},
+            {n: _reasons(n, entry) for n, entry in operators.items()},
         )
         return Plan(
             mesh=mesh,
             mode=read("mode", str),
             outputs=read("outputs", str),
-            device=read("device", str),
+            device=read.device("device"),
             training=read("training", bool),
             fingerprint=read("fingerprint", str),
-            signature=read("signature", dict),
-            labels=read("labels", dict),
+            signature=read.texts("signature"),
+            labels=labels,
             assignment=assignment,
             seconds=float(read("seconds", (int, float))),
             bound=float(read("bound", (int, float))),
             rows=tuple(Row.from_json(row) for row in read("rows", list)),
-            notes=tuple(read("notes", list)),
+            notes=tuple(read.strings("notes")),
         )
 
 
@@ -201,12 +208,45 @@ class _Reader:
         if name not in self.data:
             raise PlanError(f"the field {name!r} is missing")
         value = self.data[name]
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise PlanError(f"the field {name!r} has the wrong type: got {value!r}"[:200])
         return value
 
+    def texts(self, name: str) -> dict[str, str]:
+        """A field that maps names to texts."""
+        value = self(name, dict)
+        for key, text in value.items():
+            if not isinstance(text, str):
+                raise PlanError(f"the field '{name}.{key}' has the wrong type: got {text!r}"[:200])
+        return value
+
+    def strings(self, name: str) -> list[str]:
+        """A field that lists texts."""
+        value = self(name, list)
+        if not all(isinstance(text, str) for text in value):
+            raise PlanError(f"the field {name!r} has the wrong type: got {value!r}"[:200])
+        return value
+
+    def device(self, name: str) -> Device:
+        try:
+            return device_from_json(self(name, dict))
+        except PlanError as error:
+            raise PlanError(f"the field {name!r}: {error}") from None
+
     def layouts(self, name: str) -> dict[str, Layout]:
         return {key: _layout(v, f"{name}.{key}") for key, v in self(name, dict).items()}
+
+
+def _write_whole(target: Path, text: str) -> None:
+    """Write beside the target first, so that no reader meets half a file."""
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _layout_json(layout: Layout) -> dict[str, Any]:
@@ -219,10 +259,18 @@ def _layout_json(layout: Layout) -> dict[str, Any]:
 
 
 def _layout(data: Any, where: str) -> Layout:
-    try:
-        return Layout.make(data["dims"], data.get("replicate", ()), data.get("partial", ()))
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise PlanError(f"the field {where!r} is not a layout: {data!r} ({error})") from None
+    if isinstance(data, dict):
+        dims, copies, terms = data.get("dims"), data.get("replicate", []), data.get("partial", [])
+        if isinstance(dims, list) and all(map(_are_axes, [*dims, copies, terms])):
+            try:
+                return Layout.make(dims, copies, terms)
+            except LayoutError as error:
+                raise PlanError(f"the field {where!r} is not a layout: {error}") from None
+    raise PlanError(f"the field {where!r} is not a layout: got {data!r}"[:200])
+
+
+def _are_axes(data: Any) -> bool:
+    return isinstance(data, list) and all(isinstance(axis, str) for axis in data)
 
 
 def _strategy(name: str, entry: Any) -> Strategy:
@@ -230,3 +278,12 @@ def _strategy(name: str, entry: Any) -> Strategy:
     if not isinstance(roles, dict) or not all(isinstance(r, str) for r in roles.values()):
         raise PlanError(f"the field 'operators.{name}.roles' must map axes to roles, got {entry!r}")
     return Strategy(tuple(roles.items()))
+
+
+def _reasons(name: str, entry: dict[str, Any]) -> dict[str, str]:
+    reasons = entry.get("chosen_by", {})
+    if not isinstance(reasons, dict) or not all(isinstance(r, str) for r in reasons.values()):
+        raise PlanError(
+            f"the field 'operators.{name}.chosen_by' must map axes to texts, got {reasons!r}"
+        )
+    return dict(reasons)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from autopar.ir.errors import PlanError
@@ -12,8 +12,15 @@ from autopar.ir.layout import Layout
 from autopar.ir.rule import Rule, Strategy
 from autopar.passes.assignment import Assignment
 from autopar.passes.choices import layouts_of
-from autopar.passes.communication import collectives_of
+from autopar.passes.communication import Collective, collectives_of
 from autopar.passes.prices import DevicePrices
+
+#: The fields of a row that hold several texts.
+_LISTS = ("inputs", "outputs", "forward", "backward")
+
+
+#: Where `collectives_of` puts what runs for the results of the graph.
+RETURN = "return"
 
 
 @dataclass(frozen=True)
@@ -44,15 +51,27 @@ class Row:
     chosen_by: str
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The row as plain data."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @staticmethod
     def from_json(data: Any) -> Row:
-        """The inverse of `to_json`. Raises PlanError where a field is missing."""
-        try:
-            return Row(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
-        except (TypeError, AttributeError) as error:
-            raise PlanError(f"the field 'rows' has a malformed entry: {error}") from None
+        """The inverse of `to_json`. Raises PlanError where a field is missing or malformed."""
+        if not isinstance(data, dict) or set(data) != {f.name for f in fields(Row)}:
+            raise PlanError(f"the field 'rows' has a malformed entry: got {data!r}"[:200])
+        for name, value in data.items():
+            if name == "seconds":
+                fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+            elif name in _LISTS:
+                fits = isinstance(value, list) and all(isinstance(text, str) for text in value)
+            else:
+                fits = isinstance(value, str)
+            if not fits:
+                raise PlanError(f"the field 'rows.{name}' has the wrong type: got {value!r}"[:200])
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in data.items()
+        }
+        return Row(**values)
 
 
 def make_rows(
@@ -61,15 +80,23 @@ def make_rows(
     rules: Mapping[str, Rule],
     assignment: Assignment,
     prices: DevicePrices,
+    returned_by: str,
 ) -> tuple[Row, ...]:
-    """One row per call of the (unpartitioned) graph."""
-    collectives = collectives_of(partitioned, rules, assignment)
+    """One row per call of the (unpartitioned) graph, and one for the results where it takes
+    collectives to bring them to the layouts they are returned in.
+
+    returned_by:
+        who chose those layouts
+    """
+    run_for: dict[str, list[Collective]] = {}
+    for collective in collectives_of(partitioned, rules, assignment):
+        run_for.setdefault(collective.at, []).append(collective)
     rows = []
     for node in graph.calls:
         rule, strategy = rules[node.name], assignment.strategies[node.name]
         layouts = layouts_of(node, rule, strategy)
         split = len(node.operands)
-        mine = [c for c in collectives if c.at == node.name]
+        mine = run_for.get(node.name, [])
         rows.append(
             Row(
                 name=node.name,
@@ -82,6 +109,21 @@ def make_rows(
                 backward=tuple(str(c) for c in mine if c.backward),
                 seconds=float(prices.strategies(node, rule, [strategy])[0]),
                 chosen_by=_chosen_by(strategy, assignment.reasons.get(node.name, {})),
+            )
+        )
+    if RETURN in run_for:
+        rows.append(
+            Row(
+                name=RETURN,
+                operator=RETURN,
+                module="",
+                strategy="",
+                inputs=(),
+                outputs=tuple(str(layout) for layout in assignment.outputs if layout is not None),
+                forward=tuple(str(c) for c in run_for[RETURN] if not c.backward),
+                backward=tuple(str(c) for c in run_for[RETURN] if c.backward),
+                seconds=0.0,
+                chosen_by=returned_by,
             )
         )
     return tuple(rows)

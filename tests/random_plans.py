@@ -6,6 +6,7 @@ A plan need not be good to be correct, and bad ones exercise the rewriter far mo
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,9 @@ from autopar.passes.assignment import Assignment
 from autopar.passes.build import build_problem
 from autopar.passes.search import output_choices
 from autopar.plan import Plan
+
+#: How many random plans of each model were verified in this run.
+VERIFIED: Counter[str] = Counter()
 
 
 class _Free:

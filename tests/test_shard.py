@@ -335,13 +335,13 @@ def test_the_hints_are_part_of_the_plans_fingerprint() -> None:
 
 def test_every_strategy_says_which_hint_or_search_chose_it() -> None:
     made = outcome(hinted(((2, 1), (2, 1))), X, mesh=FOUR).plan
-    assert {row.name: row.chosen_by for row in made.rows} == {
+    assert {row.name: row.chosen_by for row in made.rows if row.name != "return"} == {
         "linear": "hint shard(fc1)",
         "relu": "spread from hint shard(fc1)",
         "linear_1": "spread from hint shard(fc1)",
     }
     made = outcome(hinted((("dp", None), (None, None))), X, mesh=FOUR).plan
-    assert [row.chosen_by for row in made.rows] == [
+    assert [row.chosen_by for row in made.rows if row.name != "return"] == [
         "hint shard(fc1)",
         "dp: spread from hint shard(fc1); tp: search",
         "dp: spread from hint shard(fc1); tp: search",
