@@ -45,7 +45,7 @@ def make_model() -> nn.Module:
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
-        )  # fmt: skip
+        )
     )
 
 
