@@ -26,10 +26,10 @@ demo: $(RUNS)
 	$(BIN)/python examples/demo_gpt2.py
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/pytest
 
 quick: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/pytest -m "not slow"
 
 # mypy does not follow package-dir; it is shown the tree as it installs.
 lint: setup

@@ -1,9 +1,8 @@
 """autopar: an automatic-parallel compiler for PyTorch."""
 
 from autopar.api import autoparallelize, plan
+from autopar.baseline_report import Comparison, compare
 from autopar.calibration import calibrate
-from autopar.compare import Comparison, compare
-from autopar.comparison import Report
 from autopar.ir.errors import (
     AutoparError,
     DesyncError,
@@ -22,9 +21,10 @@ from autopar.mesh_search import MeshSearch, search_meshes
 from autopar.module import ParallelModule
 from autopar.passes.device import Device
 from autopar.passes.topology import Topology
-from autopar.plan import Plan
+from autopar.plans import Plan
 from autopar.sharding import shard
 from autopar.verification import verify
+from autopar.verify_report import Report
 
 __all__ = [
     "AutoparError",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from autopar.ir.errors import AutoparError
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 #: Exit code of a command that could not be carried out, as argparse has it for a wrong call.
 FAILED = 2

@@ -14,7 +14,7 @@ from autopar.compiler import Request, make_plan, resolve_plan, trace_model
 from autopar.ir.errors import MeshError, PlanError
 from autopar.ir.mesh import Mesh
 from autopar.module import ParallelModule
-from autopar.plan import Plan
+from autopar.plans import Plan
 from autopar.runtime.groups import RankContext
 
 INPUTS = ("global", "local")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -32,10 +32,13 @@ from autopar.passes.hints import Hint
 from autopar.passes.place_hints import Placed
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import MODES, OUTPUTS
-from autopar.plan import Plan
 from autopar.plan_check import check_plan, source_label, source_type
+from autopar.plans import Plan
 from autopar.report import make_rows
 from autopar.sharding import make_hint, module_hints
+
+if TYPE_CHECKING:
+    from autopar.baseline_report import Comparison
 
 
 @dataclass(frozen=True)
@@ -167,9 +170,21 @@ def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | N
         outputs=request.outputs,  # type: ignore[arg-type]
         pinned=pinned,
     )
-    return describe_plan(
+    made = describe_plan(
         traced, request, searched.assignment, mode, searched.solution.cost, searched.solution.bound
     )
+    return comparable(traced, made)
+
+
+def comparable(traced: Traced, plan: Plan) -> Plan:
+    """The plan, able to compare itself with the baselines for the model it was made for."""
+
+    def compare() -> Comparison:
+        from autopar.baseline_report import compare_traced
+
+        return compare_traced(traced, plan)
+
+    return replace(plan, comparer=compare)
 
 
 def describe_plan(

@@ -1,7 +1,7 @@
 """Operators as one rank runs them, for tensors without data: collectives that move nothing.
 
 The planner observes what an operator keeps in memory. The compiler's own operators communicate,
-so they run here among groups whose collectives return empty tensors of the right shapes.
+so they run here among groups whose collectives return zeros of the right shapes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from autopar.runtime.groups import Group, RankContext
 from autopar.runtime.operators import resolve
 
 
-def dry_operators(mesh: Mesh) -> Callable[[str], Callable[..., Any]]:
-    """Operator name -> a callable that does on one rank of the mesh all but communicate.
+def dry_context(mesh: Mesh) -> RankContext:
+    """The last rank of a mesh, alone: its collectives allocate what real ones do, and send nothing.
 
-    The rank is the last one, which holds the most: where a value is masked to all ranks but the
-    first, this one makes the zeros.
+    The last rank holds the most: where the first of a group keeps a value and the others have
+    zeros in its place, it makes the zeros.
     """
-    context = RankContext(mesh, mesh.size - 1, _DryTransport(mesh))
+    return RankContext(mesh, mesh.size - 1, _DryTransport(mesh))
+
+
+def dry_operators(mesh: Mesh) -> Callable[[str], Callable[..., Any]]:
+    """Operator name -> a callable that does on one rank of the mesh all but communicate."""
+    context = dry_context(mesh)
 
     def dry(op: str) -> Callable[..., Any]:
         operator = resolve(op)
@@ -49,16 +54,16 @@ class _DryTransport:
 
 
 class _DryGroup(Group):
-    """Collectives that allocate what real ones would, and send nothing."""
+    """What each collective returns, as far as its shape goes."""
 
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
-        return x.new_empty(x.shape)
+        return x.new_zeros(x.shape)
 
     def _all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return x.new_empty((self.size, *x.shape))
+        return x.new_zeros((self.size, *x.shape))
 
     def _reduce_scatter(self, pieces: Tensor, op: str, dim: int) -> Tensor:
-        return pieces.new_empty(pieces.shape[1:])
+        return pieces.new_zeros(pieces.shape[1:])
 
     def _all_to_all(self, pieces: Tensor, dims: tuple[int, int]) -> Tensor:
-        return pieces.new_empty(pieces.shape)
+        return pieces.new_zeros(pieces.shape)

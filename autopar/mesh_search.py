@@ -16,7 +16,7 @@ from autopar.ir.trace import Program
 from autopar.passes.device import Device, device_for
 from autopar.passes.solver import InfeasibleError
 from autopar.passes.topology import AXIS_NAMES, Topology, candidate_meshes
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 #: Predicted times closer than this fraction are the same; the mesh with fewer axes is preferred.
 SAME = 1e-6

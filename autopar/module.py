@@ -16,14 +16,14 @@ from torch.distributed.tensor import Shard as DShard
 from torch.utils import _pytree as pytree
 
 from autopar import agreement
-from autopar.compiler import Request, Traced, lower_plan, make_plan, trace_model
+from autopar.compiler import Request, Traced, comparable, lower_plan, make_plan, trace_model
 from autopar.ir.calling import CallSignature, TensorArgument
 from autopar.ir.errors import NotCompiledError
 from autopar.ir.graph import Graph, Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.steps import STEPS
-from autopar.plan import Plan
+from autopar.plans import Plan
 from autopar.runtime.emit import emit
 from autopar.runtime.groups import RankContext
 from autopar.runtime.pieces import piece
@@ -229,16 +229,17 @@ class ParallelModule(nn.Module):
 
     def _plan(self, traced: Traced) -> Plan:
         if not self._compiled and self._given_plan is not None:
-            return self._given_plan
+            return comparable(traced, self._given_plan)
         pinned = None
         if self._compiled:
             pinned = {
                 name: self._layouts.get(name, Layout.whole(len(state.shape)))
                 for name, state in traced.program.params.items()
             }
-        return agreement.from_first_rank(
+        plan = agreement.from_first_rank(
             self._context, lambda: make_plan(traced, self._request, pinned), "planning"
         )
+        return comparable(traced, plan)
 
     def _signature(self, traced: Traced, graph: Graph) -> CallSignature:
         """With local inputs, calls are checked against the local shapes."""

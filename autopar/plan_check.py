@@ -11,7 +11,7 @@ from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule, Strategy, is_valid
 from autopar.passes.assignment import Assignment
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 #: How many differences between two models an error lists.
 LISTED = 3
@@ -82,7 +82,8 @@ def _check_strategy(node: Node, rule: Rule, strategy: Strategy, mesh: Mesh) -> N
 def _check_source(node: Node, layout: Layout, mesh: Mesh) -> None:
     label = source_label(node)
     _check_held(label, node.results[0].shape, layout, mesh)
-    if node.op not in ("param", "input") and layout.split_axes:
+    may_split = node.op == "param" or (node.op == "input" and not node.results[0].grad)
+    if layout.split_axes and not may_split:
         raise PlanError(f"plan: {label} is kept whole on every rank, it cannot be held as {layout}")
 
 

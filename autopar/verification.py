@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from autopar.comparison import Check, Pair, Report, compare_tensors
 from autopar.compiler import Request, Traced, lower_plan, make_plan, resolve_plan, trace_model
 from autopar.ir.errors import PlanError
 from autopar.ir.graph import Graph, Value
 from autopar.ir.mesh import Mesh
-from autopar.plan import Plan
+from autopar.plans import Plan
 from autopar.runtime.simulate import Simulated, simulate
+from autopar.verify_report import Check, Pair, Report, compare_tensors
 
 #: Random operators draw from this seed on both sides.
 SEED = 0

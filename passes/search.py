@@ -81,11 +81,13 @@ def search(
         reasons = {n.name: dict.fromkeys(mesh.names, "mode stand_alone") for n in graph.calls}
         fixed_sources = {n.name: _whole(n) for n in graph.nodes if n.is_source}
         fixed_sources |= _stored_parameters(graph, pinned or {})
+    batches: dict[str, Layout] = {}
     if mode == "data_parallel":
-        fixed_sources = _data_parallel_sources(graph, mesh, pinned or {})
+        batches = _split_batches(graph, mesh)
+        held = {n.name: batches[n.name] for n in graph.sources("input") if not n.results[0].grad}
+        fixed_sources = _stored_parameters(graph, pinned or {}) | held
     if mode in ("data_parallel", "semi_auto"):
-        inputs = {n.name: fixed_sources[n.name] for n in graph.sources("input") if fixed_sources}
-        spread = propagate(graph, rules, mesh, fixes, origins, inputs)
+        spread = propagate(graph, rules, mesh, fixes, origins, batches)
         fixes, reasons = spread.fixes, spread.reasons
     share: Mapping[str, str] = {}
     if share_blocks:
@@ -139,10 +141,8 @@ def batch_size(inputs: Sequence[Node]) -> int | None:
     return sizes.most_common(1)[0][0] if sizes else None
 
 
-def _data_parallel_sources(
-    graph: Graph, mesh: Mesh, pinned: Mapping[str, Layout]
-) -> dict[str, Layout]:
-    """Parameters whole, the batch of every input split over all axes."""
+def _split_batches(graph: Graph, mesh: Mesh) -> dict[str, Layout]:
+    """Input node name -> its layout with the batch split over all axes."""
     inputs = graph.sources("input")
     batch = batch_size(inputs)
     if batch is None:
@@ -152,7 +152,7 @@ def _data_parallel_sources(
             f"mode 'data_parallel': the batch of {batch} does not divide over the {mesh.size} "
             f"ranks of the mesh {mesh}"
         )
-    layouts = _stored_parameters(graph, pinned)
+    layouts = {}
     for node in inputs:
         shape = node.results[0].shape
         is_batch = bool(shape) and shape[0] == batch

@@ -34,11 +34,13 @@ def source_layouts(
     """The layouts a source node may be held in.
 
     Parameters and inputs may be split; buffers and constants are whole on every rank (they are
-    small, and a slice of them is free). `pinned` fixes parameters by their dotted name.
+    small, and a slice of them is free), and so is an input that a gradient flows back to: the
+    caller gave the whole of it and is owed the whole gradient. `pinned` fixes parameters by their
+    dotted name.
     """
     (value,) = node.results
     if node.op == "param" and pinned and node.target in pinned:
         return (pinned[node.target],)
-    if node.op in ("param", "input"):
+    if node.op == "param" or (node.op == "input" and not value.grad):
         return stored_layouts(value.shape, mesh)
     return (Layout.whole(len(value.shape)),)

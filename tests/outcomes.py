@@ -24,7 +24,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
 from autopar.passes.communication import Collective, collectives_of
 from autopar.passes.device import COLLECTIVES, INTER, INTRA, Device, Link, Measure, bytes_moved
-from autopar.plan import Plan
+from autopar.plans import Plan
 from autopar.report import Row
 from autopar.runtime.groups import Group, current
 from autopar.verification import Report, verify_plan

@@ -18,7 +18,7 @@ from autopar.ir.rule import Rule, Strategy
 from autopar.passes.assignment import Assignment
 from autopar.passes.build import build_problem
 from autopar.passes.search import output_choices
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 #: How many random plans of each model were verified in this run.
 VERIFIED: Counter[str] = Counter()

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import autopar
 from autopar import verification
-from autopar.comparison import Check, Report
 from autopar.runtime import collectives, simulate
 from autopar.runtime.groups import Group
+from autopar.verify_report import Check, Report
 from devices import slow_device
 from zoo import build
 

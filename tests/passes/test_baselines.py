@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.compare import compare
+from autopar.baseline_report import compare
 from autopar.compiler import Request, Traced, describe_plan, trace_model
 from autopar.ir.errors import MeshError, PlanError
 from autopar.ir.graph import Graph
@@ -268,3 +268,14 @@ def test_a_plan_that_was_made_before_is_compared_on_its_own_mesh_and_device(tmp_
         compare(build("vit")[0], (), build("vit")[1], plan=plan)
     with pytest.raises(MeshError, match="give the mesh to plan for, or a plan"):
         compare(model, (), call)
+
+
+def test_a_plan_compares_itself_and_one_from_a_file_says_how(tmp_path: Path) -> None:
+    model, call = build("mlp")
+    plan = autopar.plan(model, (), call, mesh={"dp": 2, "tp": 2}, device="h100")
+    table = plan.compare()
+    assert table.row("this plan").seconds == pytest.approx(plan.seconds)
+    assert table.best_baseline is not None and table.best_baseline.ratio >= 1
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(autopar.PlanError, match=r"autopar\.compare"):
+        autopar.Plan.load(tmp_path / "plan.json").compare()

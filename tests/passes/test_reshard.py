@@ -9,6 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
+import reshard_interpreter as interpreter
 from autopar.ir.errors import LayoutError
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
@@ -16,7 +17,6 @@ from autopar.passes.device import device_for
 from autopar.passes.reshard import Step, plan_reshard, step_node_args
 from autopar.passes.reshard_cost import REFERENCE_BYTES, step_times
 from autopar.passes.reshard_steps import layouts, steps_from
-from passes import reshard_interpreter as interpreter
 
 make = Layout.make
 

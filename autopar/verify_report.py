@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autopar.ir.errors import VerificationError
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 #: The scale of an error is never below this share of the largest tensor of its kind: gradients
 #: that are zero but for rounding have no meaningful relative error.

@@ -28,7 +28,7 @@ from autopar.passes.collective_cost import collective_time
 from autopar.passes.communication import assisted_collectives
 from autopar.passes.place_hints import Placed
 from autopar.passes.prices import DevicePrices
-from autopar.plan import Plan
+from autopar.plans import Plan
 
 #: How the rows that are no baselines are called.
 PLAN = "this plan"

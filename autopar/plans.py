@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autopar.ir.errors import AutoparError, LayoutError, PlanError
 from autopar.ir.layout import Layout
@@ -17,6 +17,9 @@ from autopar.ir.rule import Strategy
 from autopar.passes.assignment import Assignment
 from autopar.passes.device import Device, device_from_json, device_to_json
 from autopar.report import Row, format_table
+
+if TYPE_CHECKING:
+    from autopar.baseline_report import Comparison
 
 #: The version of the plan file; a file of another version is refused.
 VERSION = 1
@@ -50,6 +53,8 @@ class Plan:
         one per operator and one for the results, for reading
     notes:
         what the user should know: operators that could not be split, settings that were changed
+    comparer:
+        makes the table of `compare`; a plan that was read from a file has none
     """
 
     mesh: Mesh
@@ -65,6 +70,24 @@ class Plan:
     bound: float
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    comparer: Callable[[], Comparison] | None = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What compares it holds the traced model, which a copy elsewhere does without.
+        return {**self.__dict__, "comparer": None}
+
+    def compare(self) -> Comparison:
+        """The plan beside data parallel, FSDP, Megatron's tensor parallel and their mixtures.
+
+        Raises PlanError for a plan that was read from a file: `autopar.compare` takes the model
+        and the plan.
+        """
+        if self.comparer is None:
+            raise PlanError(
+                "plan.compare(): a plan from a file does not know its model; "
+                "call autopar.compare(model, args, kwargs, plan=plan)"
+            )
+        return self.comparer()
 
     def __str__(self) -> str:
         head = (

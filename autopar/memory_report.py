@@ -1,0 +1,143 @@
+"""How much memory one rank needs for a training step, and for what."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from autopar.dry_run import dry_operators
+from autopar.ir.errors import PlanError
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import Mesh
+from autopar.passes.communication import format_bytes
+from autopar.passes.memory import memory_timeline
+from autopar.passes.timeline import Timeline
+
+#: How many contributors to the peak a report names.
+CONTRIBUTORS = 5
+
+#: Unit of a size -> bytes; decimal as vendors count, binary with an "i".
+UNITS = {"B": 1} | {
+    f"{prefix}{infix}B": base**power
+    for infix, base in (("", 1000), ("i", 1024))
+    for power, prefix in enumerate("KMGT", 1)
+}
+
+
+@dataclass(frozen=True)
+class Contributor:
+    """What one module holds of one kind at the peak.
+
+    module:
+        its path ("" is the model itself)
+    tensors:
+        how many pieces of memory these are
+    largest:
+        the name of the largest of them
+    """
+
+    module: str
+    kind: str
+    nbytes: int
+    tensors: int
+    largest: str
+
+    def __str__(self) -> str:
+        count = "" if self.tensors == 1 else f" in {self.tensors} tensors, the largest"
+        return (
+            f"{format_bytes(self.nbytes)} {self.kind} of "
+            f"{self.module or 'the model itself'}:{count} {self.largest}"
+        )
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The predicted memory of one training step on one rank; print it to read it.
+
+    optimizer:
+        whose state is counted
+    timeline:
+        everything held, and when; all sizes in bytes
+    """
+
+    optimizer: str
+    timeline: Timeline
+
+    @property
+    def peak(self) -> int:
+        """The most bytes in use at one time."""
+        return self.timeline.peak
+
+    @property
+    def phase(self) -> str:
+        """When that is: "forward", "backward" or "optimizer step"."""
+        return self.timeline.phase(self.timeline.peak_position)
+
+    @property
+    def contributors(self) -> tuple[Contributor, ...]:
+        """What is in use at the peak by module and kind, the largest first."""
+        groups = defaultdict(list)
+        for item in self.timeline.at_peak:
+            groups[item.module, item.kind].append(item)
+        found = [
+            Contributor(module, kind, sum(i.nbytes for i in items), len(items), items[0].name)
+            for (module, kind), items in groups.items()
+        ]
+        return tuple(sorted(found, key=lambda c: (-c.nbytes, c.module, c.kind)))
+
+    def __str__(self) -> str:
+        lines = [
+            f"memory of one training step on one rank, optimizer {self.optimizer}: "
+            f"peak {format_bytes(self.peak)} in the {self.phase}",
+            f"{'':<12}  {'at the peak':>12}  {'at most':>12}",
+        ]
+        most = self.timeline.kind_peaks
+        lines += [
+            f"{kind:<12}  {format_bytes(nbytes):>12}  {format_bytes(most[kind]):>12}"
+            for kind, nbytes in self.timeline.kinds_at_peak.items()
+            if most[kind]
+        ]
+        lines.append("largest at the peak:")
+        lines += [f"  {contributor}" for contributor in self.contributors[:CONTRIBUTORS]]
+        lines += [
+            f"note: {op} could not be observed; it is taken to save all it reads and makes"
+            for op in self.timeline.assumed
+        ]
+        return "\n".join(lines)
+
+
+def memory_report(graph: Graph, optimizer: str = "adam") -> MemoryReport:
+    """The report of a partitioned graph, or of a graph on one device.
+
+    optimizer:
+        "none", "sgd", "momentum", "adam" or "adamw"
+
+    Predicted are the tensors of the step as PyTorch allocates them. Not counted are the memory
+    allocator's own overhead, the libraries' workspaces and the communication buffers.
+
+    Raises PlanError for an unknown optimizer.
+    """
+    operators = dry_operators(graph.mesh or Mesh.of({}))
+    return MemoryReport(optimizer, memory_timeline(graph, operators, optimizer=optimizer))
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of a size such as ``80 * 10**9``, ``"80GB"``, ``"80GiB"`` or ``"512 MB"``.
+
+    Raises PlanError for anything else.
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    if isinstance(size, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", size)
+        units = {unit.lower(): nbytes for unit, nbytes in UNITS.items()}
+        if found and found[2].lower() in units:
+            nbytes = math.floor(float(found[1]) * units[found[2].lower()])
+            if nbytes > 0:
+                return nbytes
+    raise PlanError(
+        f"memory size: got {size!r}, expected a positive number of bytes, or a text such as "
+        f"'80GB' or '80GiB' (units {', '.join(UNITS)})"
+    )
