@@ -1,8 +1,9 @@
 """autopar: an automatic-parallel compiler for PyTorch."""
 
 from autopar.api import autoparallelize, plan
-from autopar.baseline_report import Comparison, compare
+from autopar.baseline_report import compare
 from autopar.calibration import calibrate
+from autopar.comparison import Comparison
 from autopar.ir.errors import (
     AutoparError,
     DesyncError,

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.baseline_report import comparable
 from autopar.compiler import Request, make_plan, resolve_plan, trace_model
 from autopar.ir.errors import MeshError, PlanError
 from autopar.ir.mesh import Mesh
@@ -113,7 +114,8 @@ def plan(
     Arguments and errors are those of `autoparallelize`; the mesh must be given.
     """
     request = Request.make(Mesh.of(mesh), mode, hints, device, outputs)
-    return make_plan(trace_model(model, *_call(args, kwargs), request), request)
+    traced = trace_model(model, *_call(args, kwargs), request)
+    return comparable(traced, make_plan(traced, request))
 
 
 def _call(args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -36,9 +36,6 @@ from autopar.plan_check import check_plan, source_label, source_type
 from autopar.plans import Plan
 from autopar.report import make_rows
 from autopar.sharding import make_hint, module_hints
-
-if TYPE_CHECKING:
-    from autopar.baseline_report import Comparison
 
 
 @dataclass(frozen=True)
@@ -170,21 +167,9 @@ def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | N
         outputs=request.outputs,  # type: ignore[arg-type]
         pinned=pinned,
     )
-    made = describe_plan(
+    return describe_plan(
         traced, request, searched.assignment, mode, searched.solution.cost, searched.solution.bound
     )
-    return comparable(traced, made)
-
-
-def comparable(traced: Traced, plan: Plan) -> Plan:
-    """The plan, able to compare itself with the baselines for the model it was made for."""
-
-    def compare() -> Comparison:
-        from autopar.baseline_report import compare_traced
-
-        return compare_traced(traced, plan)
-
-    return replace(plan, comparer=compare)
 
 
 def describe_plan(

@@ -16,7 +16,8 @@ from torch.distributed.tensor import Shard as DShard
 from torch.utils import _pytree as pytree
 
 from autopar import agreement
-from autopar.compiler import Request, Traced, comparable, lower_plan, make_plan, trace_model
+from autopar.baseline_report import comparable
+from autopar.compiler import Request, Traced, lower_plan, make_plan, trace_model
 from autopar.ir.calling import CallSignature, TensorArgument
 from autopar.ir.errors import NotCompiledError
 from autopar.ir.graph import Graph, Value

@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from autopar.comparison import Comparison
 from autopar.ir.errors import AutoparError, LayoutError, PlanError
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
@@ -17,9 +18,6 @@ from autopar.ir.rule import Strategy
 from autopar.passes.assignment import Assignment
 from autopar.passes.device import Device, device_from_json, device_to_json
 from autopar.report import Row, format_table
-
-if TYPE_CHECKING:
-    from autopar.baseline_report import Comparison
 
 #: The version of the plan file; a file of another version is refused.
 VERSION = 1
