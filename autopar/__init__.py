@@ -18,6 +18,7 @@ from autopar.ir.errors import (
     VerificationError,
 )
 from autopar.ir.mesh import Mesh
+from autopar.memory_report import MemoryReport
 from autopar.mesh_search import MeshSearch, search_meshes
 from autopar.module import ParallelModule
 from autopar.passes.device import Device
@@ -36,6 +37,7 @@ __all__ = [
     "HintError",
     "InputError",
     "LayoutError",
+    "MemoryReport",
     "Mesh",
     "MeshError",
     "MeshSearch",

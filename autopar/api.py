@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.baseline_report import comparable
 from autopar.compiler import Request, make_plan, resolve_plan, trace_model
 from autopar.ir.errors import MeshError, PlanError
 from autopar.ir.mesh import Mesh
 from autopar.module import ParallelModule
+from autopar.plan_reports import with_reports
 from autopar.plans import Plan
 from autopar.runtime.groups import RankContext
 
@@ -115,7 +115,7 @@ def plan(
     """
     request = Request.make(Mesh.of(mesh), mode, hints, device, outputs)
     traced = trace_model(model, *_call(args, kwargs), request)
-    return comparable(traced, make_plan(traced, request))
+    return with_reports(traced, make_plan(traced, request))
 
 
 def _call(args: Any, kwargs: Any) -> tuple[Any, Any]:

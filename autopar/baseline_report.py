@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -97,11 +96,6 @@ def compare_traced(traced: Traced, plan: Plan) -> Comparison:
         tuple(sorted(rows, key=lambda row: row.seconds)),
         baselines.skipped,
     )
-
-
-def comparable(traced: Traced, plan: Plan) -> Plan:
-    """The plan, able to compare itself with the baselines for the model it was made for."""
-    return replace(plan, comparer=lambda: compare_traced(traced, plan))
 
 
 def _row(name: str, seconds: float, of_plan: float, compute: float) -> ComparisonRow:

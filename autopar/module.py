@@ -16,7 +16,6 @@ from torch.distributed.tensor import Shard as DShard
 from torch.utils import _pytree as pytree
 
 from autopar import agreement
-from autopar.baseline_report import comparable
 from autopar.compiler import Request, Traced, lower_plan, make_plan, trace_model
 from autopar.ir.calling import CallSignature, TensorArgument
 from autopar.ir.errors import NotCompiledError
@@ -24,6 +23,7 @@ from autopar.ir.graph import Graph, Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.steps import STEPS
+from autopar.plan_reports import with_reports
 from autopar.plans import Plan
 from autopar.runtime.emit import emit
 from autopar.runtime.groups import RankContext
@@ -230,7 +230,7 @@ class ParallelModule(nn.Module):
 
     def _plan(self, traced: Traced) -> Plan:
         if not self._compiled and self._given_plan is not None:
-            return comparable(traced, self._given_plan)
+            return with_reports(traced, self._given_plan)
         pinned = None
         if self._compiled:
             pinned = {
@@ -240,7 +240,7 @@ class ParallelModule(nn.Module):
         plan = agreement.from_first_rank(
             self._context, lambda: make_plan(traced, self._request, pinned), "planning"
         )
-        return comparable(traced, plan)
+        return with_reports(traced, plan)
 
     def _signature(self, traced: Traced, graph: Graph) -> CallSignature:
         """With local inputs, calls are checked against the local shapes."""

@@ -5,22 +5,31 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from autopar.comparison import Comparison
 from autopar.ir.errors import AutoparError, LayoutError, PlanError
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Strategy
+from autopar.memory_report import MemoryReport
 from autopar.passes.assignment import Assignment
 from autopar.passes.device import Device, device_from_json, device_to_json
 from autopar.report import Row, format_table
 
 #: The version of the plan file; a file of another version is refused.
 VERSION = 1
+
+
+class Reports(Protocol):
+    """What a plan asks that needs the model it was made for."""
+
+    def compare(self) -> Comparison: ...
+
+    def memory(self, optimizer: str) -> MemoryReport: ...
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,8 @@ class Plan:
         one per operator and one for the results, for reading
     notes:
         what the user should know: operators that could not be split, settings that were changed
-    comparer:
-        makes the table of `compare`; a plan that was read from a file has none
+    reports:
+        what `compare` and `memory` ask; a plan that was read from a file has none
     """
 
     mesh: Mesh
@@ -68,11 +77,11 @@ class Plan:
     bound: float
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    comparer: Callable[[], Comparison] | None = field(default=None, compare=False, repr=False)
+    reports: Reports | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What compares it holds the traced model, which a copy elsewhere does without.
-        return {**self.__dict__, "comparer": None}
+        # The reports hold the traced model, which a copy elsewhere does without.
+        return {**self.__dict__, "reports": None}
 
     def compare(self) -> Comparison:
         """The plan beside data parallel, FSDP, Megatron's tensor parallel and their mixtures.
@@ -80,12 +89,28 @@ class Plan:
         Raises PlanError for a plan that was read from a file: `autopar.compare` takes the model
         and the plan.
         """
-        if self.comparer is None:
+        if self.reports is None:
             raise PlanError(
                 "plan.compare(): a plan from a file does not know its model; "
                 "call autopar.compare(model, args, kwargs, plan=plan)"
             )
-        return self.comparer()
+        return self.reports.compare()
+
+    def memory(self, optimizer: str = "adam") -> MemoryReport:
+        """The predicted memory of one training step on one rank, before anything runs.
+
+        optimizer:
+            "none", "sgd", "momentum", "adam" or "adamw": whose state is counted
+
+        Raises PlanError for an unknown optimizer, and for a plan that was read from a file and
+        not yet given to `autoparallelize`.
+        """
+        if self.reports is None:
+            raise PlanError(
+                "plan.memory(): a plan from a file does not know its model; "
+                "ask the plan of the module that autoparallelize(..., plan=plan) returns"
+            )
+        return self.reports.memory(optimizer)
 
     def __str__(self) -> str:
         head = (

@@ -111,7 +111,6 @@ class _Partitioner:
 
     def _reshard(self, name: str, source: Value, layout: Layout, grad: bool) -> Value:
         """Bring one copy of a value to a layout, through steps other uses may share."""
-        self.copies[name]
         grad = grad and source.grad
         assert source.layout is not None
         if self._same(source.layout, layout, grad):

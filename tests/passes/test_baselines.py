@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -277,5 +278,22 @@ def test_a_plan_compares_itself_and_one_from_a_file_says_how(tmp_path: Path) -> 
     assert table.row("this plan").seconds == pytest.approx(plan.seconds)
     assert table.best_baseline is not None and table.best_baseline.ratio >= 1
     plan.save(tmp_path / "plan.json")
+    loaded = autopar.Plan.load(tmp_path / "plan.json")
     with pytest.raises(autopar.PlanError, match=r"autopar\.compare"):
-        autopar.Plan.load(tmp_path / "plan.json").compare()
+        loaded.compare()
+    with pytest.raises(autopar.PlanError, match="autoparallelize"):
+        loaded.memory()
+
+
+def test_a_plan_reports_its_memory() -> None:
+    model, call = build("mlp")
+    plan = autopar.plan(model, (), call, mesh={"dp": 2, "tp": 2}, device="h100")
+    report = plan.memory(optimizer="adam")
+    held = sum(
+        math.prod(layout.local_shape(model.get_parameter(name).shape, plan.assignment.mesh))
+        for name, layout in plan.parameter_layouts.items()
+    )
+    assert report.timeline.kind_peaks["parameters"] == held * 8
+    assert report.peak >= 4 * held * 8  # parameters, gradients and Adam's two moments
+    with pytest.raises(autopar.PlanError, match="optimizer"):
+        plan.memory(optimizer="lion")

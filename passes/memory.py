@@ -1,0 +1,243 @@
+"""The memory timeline of a graph: its step is run through, on sizes alone.
+
+Forward, each call is observed on the shapes and strides its operands have (`autopar.passes.saved`),
+so that views are told from copies. Backward, gradients flow from the outputs and are added up as
+autograd does it: into the first term where nothing else holds it, else into a new tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.ir.graph import Graph, Node, Value
+from autopar.ir.steps import STEPS
+from autopar.passes.node_effects import Effects
+from autopar.passes.saved import Resolve, Spec
+from autopar.passes.timeline import OPTIMIZER_WORKSPACE, Held, Timeline, optimizer_states
+
+
+def memory_timeline(graph: Graph, resolve: Resolve, *, optimizer: str = "adam") -> Timeline:
+    """What one rank holds during one training step.
+
+    graph:
+        a partitioned graph, or one without layouts: the step of one device then
+    resolve:
+        operator name -> what one rank runs for it, collectives included, able to run on fake
+        tensors (`stand_ins.callable_of` serves for a graph without layouts)
+    optimizer:
+        a key of `timeline.OPTIMIZER_STATES`; states have the dtype of their parameter, as
+        `torch.optim` keeps them
+
+    Counted are the parameters that the graph uses, and outputs until the step ends (a training
+    loop holds them). Gradients start from the scalar outputs, or from all outputs where there is
+    no scalar. Raises PlanError for an unknown optimizer.
+    """
+    return _Simulation(graph, Effects(graph, resolve), optimizer).run()
+
+
+class _Storage:
+    """Memory that one or more holders keep alive."""
+
+    def __init__(self, name: str, kind: str, nbytes: int, start: int, module: str) -> None:
+        self.name, self.kind, self.nbytes, self.module = name, kind, nbytes, module
+        self.start = start
+        self.holders = 0
+        self.end: int | None = None
+
+    def hold(self) -> _Storage:
+        self.holders += 1
+        return self
+
+    def release(self, after: int) -> None:
+        """Let go of it once position `after` is done."""
+        self.holders -= 1
+        if not self.holders:
+            self.end = after + 1
+
+
+@dataclass
+class _Gradient:
+    """The gradient of a value as far as it has been summed."""
+
+    spec: Spec
+    storage: _Storage
+
+
+class _Simulation:
+    def __init__(self, graph: Graph, effects: Effects, optimizer: str) -> None:
+        self.graph, self.effects, self.optimizer = graph, effects, optimizer
+        self.states = optimizer_states(optimizer)
+        self.count = len(graph.nodes)
+        self.storages: list[_Storage] = []
+        self.momentary: list[Held] = []
+        self.home: dict[str, _Storage] = {}
+        self.saved: list[list[_Storage]] = [[] for _ in graph.nodes]
+        self.pending: dict[str, _Gradient] = {}
+        self.last_use = self._last_uses()
+        self.parameters = {n.name: n for n in graph.sources("param")}
+
+    @property
+    def end(self) -> int:
+        return 2 * self.count
+
+    def run(self) -> Timeline:
+        dying: dict[int, list[str]] = {}
+        for name, last in self.last_use.items():
+            dying.setdefault(last, []).append(name)
+        for i, node in enumerate(self.graph.nodes):
+            if node.is_source:
+                self._source(node)
+            else:
+                self._forward(i, node)
+            for name in dying.get(i, []):
+                self.home[name].release(i)
+        self._seed()
+        for i in reversed(range(self.count)):
+            if not self.graph.nodes[i].is_source:
+                self._backward(i, self.graph.nodes[i])
+        return Timeline(self._held(), self.count, tuple(sorted(self.effects.assumed)))
+
+    def _last_uses(self) -> dict[str, int]:
+        """Value -> the forward position after which no name refers to it any more.
+
+        Outputs and sources are held by the caller, new values of buffers until forward ends.
+        """
+        last = {v.name: i for i, node in enumerate(self.graph.nodes) for v in node.results}
+        for i, node in enumerate(self.graph.nodes):
+            last.update((v.name, i) for v in node.operands)
+        last.update((value.name, self.count - 1) for _, value in self.graph.updates)
+        kept = {v.name for v in self.graph.outputs if isinstance(v, Value)}
+        kept |= {node.name for node in self.graph.nodes if node.is_source}
+        return {name: position for name, position in last.items() if name not in kept}
+
+    # -- forward ------------------------------------------------------------------------------
+
+    def _new(self, name: str, kind: str, nbytes: int, start: int, module: str) -> _Storage:
+        storage = _Storage(name, kind, nbytes, start, module)
+        self.storages.append(storage)
+        return storage
+
+    def _source(self, node: Node) -> None:
+        (value,) = node.results
+        spec = self.effects.spec(value)
+        kind = "parameters" if node.op == "param" else "inputs"
+        storage = self._new(node.target or node.name, kind, spec.nbytes, 0, node.origin.module)
+        self.home[value.name] = storage.hold()
+        if node.op == "param" and value.grad and self.states:
+            nbytes = self.states * spec.nbytes
+            self._new(node.target, "optimizer", nbytes, 0, node.origin.module).hold()
+
+    def _forward(self, i: int, node: Node) -> None:
+        effect = self.effects.forward(node)
+        storages = [self.home[v.name] for v in node.operands]
+        kind = "gathered" if node.op in STEPS else "activations"
+        named = {home: v.name for v, home in zip(node.results, effect.homes, strict=True)}
+        for k, nbytes in enumerate(effect.fresh, len(storages)):
+            name = named.get(k, f"{node.name} (kept by {node.op})")
+            storages.append(self._new(name, kind, nbytes, i, node.origin.module))
+        for value, home in zip(node.results, effect.homes, strict=True):
+            self.home[value.name] = storages[home].hold()
+        self.saved[i] = [storages[k].hold() for k in sorted(effect.saved)]
+        self._moment(i, node, effect.workspace)
+
+    def _moment(self, position: int, node: Node, nbytes: int) -> None:
+        """What a call uses while it runs."""
+        if nbytes:
+            self.momentary.append(
+                Held(node.name, "workspace", nbytes, position, position + 1, node.origin.module)
+            )
+
+    # -- backward -----------------------------------------------------------------------------
+
+    def _seed(self) -> None:
+        """The gradients that the training loop hands in."""
+        values = [v for v in self.graph.outputs if isinstance(v, Value) and v.grad]
+        scalars = [v for v in values if v.numel == 1]
+        for value in scalars or values:
+            spec = self.effects.spec(value)
+            spec = Spec.contiguous(spec.shape, spec.dtype)
+            module = self.graph.producers[value.name][0].origin.module
+            storage = self._new(value.name, "transients", spec.nbytes, self.count, module)
+            self._add(self.count, value, spec, storage)
+
+    def _backward(self, i: int, node: Node) -> None:
+        position = 2 * self.count - 1 - i
+        incoming = [self.pending.pop(v.name, None) for v in node.results]
+        if any(incoming):
+            self._flow(position, node, incoming)
+        for gradient in incoming:
+            if gradient is not None:
+                gradient.storage.release(position)
+        for storage in self.saved[i]:
+            storage.release(position)
+
+    def _flow(self, position: int, node: Node, incoming: Sequence[_Gradient | None]) -> None:
+        """Run the backward of a call and hand its operands their terms."""
+        effect = self.effects.backward(node, tuple(g.spec if g else None for g in incoming))
+        module = node.origin.module
+        flowing = [g.storage if g else None for g in incoming]
+        storages = [*flowing, *(self.home[v.name] for v in node.operands)]
+        named = {home: v.name for v, home in zip(node.operands, effect.homes, strict=True)}
+        for k, nbytes in enumerate(effect.fresh, len(storages)):
+            flowing.append(self._new(named[k], "transients", nbytes, position, module))
+            storages.append(flowing[-1])
+        busy = [storage.hold() for storage in flowing if storage is not None]
+        for value, spec, home in zip(node.operands, effect.grads, effect.homes, strict=True):
+            target = storages[home] if home >= 0 else None
+            if spec is not None and target is not None:
+                self._add(position, value, spec, target)
+        for storage in busy:
+            storage.release(position)
+        for value in node.operands:
+            if value.name in self.parameters:
+                self._settle(position, value)
+        self._moment(position, node, effect.workspace)
+
+    def _add(self, position: int, value: Value, spec: Spec, storage: _Storage) -> None:
+        """One more term of a value's gradient."""
+        known = self.pending.get(value.name)
+        if known is None:
+            self.pending[value.name] = _Gradient(spec, storage.hold())
+            return
+        if known.storage.holders == 1 and known.spec.nbytes == known.storage.nbytes:
+            return  # Added in place; the term itself goes when its backward is done.
+        module = self.graph.producers[value.name][0].origin.module
+        total = Spec.contiguous(spec.shape, spec.dtype)
+        summed = self._new(value.name, "transients", total.nbytes, position, module)
+        known.storage.release(position)
+        self.pending[value.name] = _Gradient(total, summed.hold())
+
+    def _settle(self, position: int, value: Value) -> None:
+        """The gradient of a parameter is kept; one that others hold as well is copied."""
+        known = self.pending.get(value.name)
+        if known is None:
+            return
+        full = self.effects.spec(value).nbytes
+        target = self.parameters[value.name].target
+        if known.storage.kind == "gradients":
+            return
+        if known.storage.holders == 1 and known.storage.nbytes == full:
+            known.storage.kind, known.storage.name = "gradients", target
+            return
+        own = self._new(target, "gradients", full, position, known.storage.module)
+        known.storage.release(position)
+        self.pending[value.name] = _Gradient(self.effects.spec(value), own.hold())
+
+    # -- result -------------------------------------------------------------------------------
+
+    def _held(self) -> tuple[Held, ...]:
+        held = [
+            Held(s.name, s.kind, s.nbytes, s.start, self.end + 1 if s.end is None else s.end,
+                 s.module)
+            for s in self.storages
+        ]  # fmt: skip
+        shards = [
+            self.effects.spec(node.results[0]).nbytes
+            for node in self.parameters.values()
+            if node.results[0].grad
+        ]
+        workspace = OPTIMIZER_WORKSPACE[self.optimizer] * max(shards, default=0)
+        if workspace:
+            held.append(Held("optimizer step", "workspace", workspace, self.end, self.end + 1))
+        return (*held, *self.momentary)
