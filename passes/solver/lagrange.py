@@ -25,9 +25,12 @@ _FIRST_PRICE = 1e-2
 # A multiplier stays above this part of the largest one, so that it can come back.
 _LEAST_PRICE = 1e-9
 _DECODE_EVERY = 4
-# Repair raises the multipliers of exceeded sets by this factor, and at least to this part of the
-# largest one, until an assignment fits; at most so often.
-_RAISE, _RAISE_FROM, _MOST_RAISES = 1.3, 1e-3, 150
+# Repair raises the multipliers of exceeded sets by a part, and at least to a part of the largest
+# one. Both start small, so that the first assignment that fits is a cheap one, and grow from
+# round to round, so that there is one soon.
+_RAISE, _RAISE_GROWTH = 0.03, 1.05
+_RAISE_FROM, _RAISE_FROM_GROWTH = 1e-7, 1.15
+_MOST_RAISES = 150
 
 
 @dataclass
@@ -102,6 +105,7 @@ def search(
 def repair(dual: Dual, best: Best, clock: Clock, seconds: float) -> None:
     """Raises memory prices where assignments exceed the limit until one fits.
 
+    Starting from good prices that one is cheap, often cheaper than those met on the way there.
     The bound of such prices is worse, so the state is left as it was.
     """
     live = dual.layout.live
@@ -113,14 +117,16 @@ def repair(dual: Dual, best: Best, clock: Clock, seconds: float) -> None:
     multipliers = dual.multipliers
     if not multipliers.any():
         multipliers = _first_prices(dual, 1.0)
-    for _ in range(_MOST_RAISES):
+    for count in range(_MOST_RAISES):
         if clock.elapsed() >= until:
             break
         choice = dual.decode(forbidden)
-        if best.offer(dual.layout, choice):
-            break
+        best.offer(dual.layout, choice)
         exceeded = dual.layout.held(choice) > live.room
-        raised = np.maximum(multipliers * _RAISE, _RAISE_FROM * multipliers.max())
+        if not exceeded.any() and np.isfinite(dual.layout.cost(choice)):
+            break
+        least = _RAISE_FROM * _RAISE_FROM_GROWTH**count * multipliers.max()
+        raised = np.maximum(multipliers * (1 + _RAISE * _RAISE_GROWTH**count), least)
         multipliers = np.where(exceeded, raised, multipliers)
         dual.price(multipliers)
         dual.sweep()

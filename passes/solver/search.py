@@ -76,7 +76,7 @@ def solve_part(layout: Layout, clock: Clock, whole: bool, seed: int) -> Found:
         seconds=share * clock.left(),
         persistent=pairs > _SMALL_PAIRS,
     )
-    if best.choice is None:
+    if not same_cost(best.cost, bound):
         lagrange.repair(dual, best, clock, _LONG_SHARE * clock.left())
         clock.report("repair", best.cost, bound)
     clock.done("lagrange", began, f"cost {best.cost:.12g}, bound {bound:.12g}")
