@@ -33,6 +33,8 @@ def autoparallelize(
     device: Any = None,
     inputs: str = "global",
     outputs: str = "auto",
+    memory: int | str | None = None,
+    optimizer: str = "adam",
 ) -> ParallelModule:
     """Split a single-device model over the ranks of a mesh.
 
@@ -63,6 +65,10 @@ def autoparallelize(
         ``"full"``: whole on every rank; ``"sharded"``: as the plan has them (`DTensor`);
         ``"auto"``: sharded when the model also returns a scalar loss, else whole. Scalars are
         always plain tensors, equal on all ranks.
+    memory, optimizer:
+        the most one rank may hold during a training step (``"80GB"``, or bytes), counting the
+        state of this optimizer: "none", "sgd", "momentum", "adam" or "adamw". The search keeps to
+        it, or says what is missing (MemoryLimitError). A given `plan` is taken as it is.
 
     Raises MeshError, HintError, PlanError, TraceError or InputError before any communication
     where an argument is wrong, DesyncError where ranks disagree.
@@ -84,7 +90,7 @@ def autoparallelize(
         raise PlanError(f"plan: made for the mesh {given.mesh}, this run has {shape}")
     if given is not None:
         device, outputs = given.device if device is None else device, given.outputs
-    request = Request.make(shape, mode, hints, device, outputs)
+    request = Request.make(shape, mode, hints, device, outputs, memory, optimizer)
     # Whatever is wrong with model, inputs or hints shows here, before ranks communicate.
     traced = trace_model(model, *_call(args, kwargs), request) if has_example else None
     context = RankContext.from_process_group(
@@ -108,12 +114,14 @@ def plan(
     hints: Mapping[str, Any] | None = None,
     device: Any = None,
     outputs: str = "auto",
+    memory: int | str | None = None,
+    optimizer: str = "adam",
 ) -> Plan:
     """Make a plan without process group, devices or memory for the model (it may be on meta).
 
     Arguments and errors are those of `autoparallelize`; the mesh must be given.
     """
-    request = Request.make(Mesh.of(mesh), mode, hints, device, outputs)
+    request = Request.make(Mesh.of(mesh), mode, hints, device, outputs, memory, optimizer)
     traced = trace_model(model, *_call(args, kwargs), request)
     return with_reports(traced, make_plan(traced, request))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from autopar.dry_run import dry_operators
 from autopar.ir.errors import (
     GraphError,
     HintError,
@@ -24,14 +25,17 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule
 from autopar.ir.text import print_graph
 from autopar.ir.trace import Program, trace
+from autopar.memory_report import parse_size
 from autopar.passes import pipeline
 from autopar.passes.assignment import Assignment
 from autopar.passes.choices import rules_of
 from autopar.passes.device import Device, device_for
 from autopar.passes.hints import Hint
+from autopar.passes.memory_limit import MemoryLimit
 from autopar.passes.place_hints import Placed
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import MODES, OUTPUTS
+from autopar.passes.timeline import optimizer_states
 from autopar.plan_check import check_plan, source_label, source_type
 from autopar.plans import Plan
 from autopar.report import make_rows
@@ -46,6 +50,8 @@ class Request:
         the full mesh, axes of size 1 included
     mode:
         None: semi-auto when there are hints, else auto
+    limit:
+        the most memory one rank may need, None for no limit
     """
 
     mesh: Mesh
@@ -53,19 +59,29 @@ class Request:
     hints: Mapping[str, Hint]
     device: Device
     outputs: str
+    limit: MemoryLimit | None = None
 
     @staticmethod
     def make(
-        mesh: Mesh, mode: str | None, hints: Mapping[str, Any] | None, device: Any, outputs: str
+        mesh: Mesh,
+        mode: str | None,
+        hints: Mapping[str, Any] | None,
+        device: Any,
+        outputs: str,
+        memory: int | str | None = None,
+        optimizer: str = "adam",
     ) -> Request:
         """Check and normalise. Raises PlanError or HintError naming the argument."""
         if mode is not None and mode not in MODES:
             raise PlanError(f"mode: expected one of {MODES} or None, got {mode!r}")
         if outputs not in OUTPUTS:
             raise PlanError(f"outputs: expected one of {OUTPUTS}, got {outputs!r}")
-        return Request(
-            mesh, mode, _pattern_hints(hints), device_for(device or "cpu", mesh), outputs
-        )
+        priced_for = device_for(device or "cpu", mesh)
+        limit = None
+        if memory is not None:
+            optimizer_states(optimizer)  # refuses one it does not know
+            limit = MemoryLimit(parse_size(memory), optimizer, dry_operators)
+        return Request(mesh, mode, _pattern_hints(hints), priced_for, outputs, limit)
 
 
 def _pattern_hints(hints: Mapping[str, Any] | None) -> dict[str, Hint]:
@@ -166,6 +182,7 @@ def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | N
         mode=mode,  # type: ignore[arg-type]
         outputs=request.outputs,  # type: ignore[arg-type]
         pinned=pinned,
+        limit=request.limit,
     )
     return describe_plan(
         traced, request, searched.assignment, mode, searched.solution.cost, searched.solution.bound

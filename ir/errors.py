@@ -31,6 +31,10 @@ class PlanError(AutoparError, ValueError):
     """A plan that cannot be made, read, or used for this model and mesh."""
 
 
+class MemoryLimitError(PlanError):
+    """No plan was found that fits the memory limit; says what is needed and for what."""
+
+
 class InputError(AutoparError, ValueError):
     """A call whose inputs differ from the ones the module was compiled for."""
 

@@ -54,6 +54,8 @@ class Built:
     sources: dict[str, tuple[int, tuple[Layout, ...]]] = field(default_factory=dict)
     relays: dict[str, tuple[int, tuple[Layout, ...]]] = field(default_factory=dict)
     outputs: list[tuple[int, tuple[Layout, ...]] | None] = field(default_factory=list)
+    #: The choices of each problem node that stands for a call.
+    choices: dict[int, Choices] = field(default_factory=dict)
 
     def assignment(self, mesh: Mesh, choice: Sequence[int]) -> Assignment:
         """The decisions that a solution of the problem stands for."""
@@ -188,6 +190,7 @@ class _Builder:
                 updates[made] = self._end(f"update {name}", (Layout.whole(len(value.shape)),))
             self._use(value, _Use(updates[made], 0, False))
         self._connect_all(built)
+        built.choices = self.choices
         built.problem = self.shared.problem()
         return built
 

@@ -6,6 +6,7 @@ traced graph ──place──▶ hints as fixes ──decide──▶ assignmen
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from autopar.ir.graph import Graph
@@ -16,6 +17,7 @@ from autopar.passes.assignment import Assignment
 from autopar.passes.choices import rules_of
 from autopar.passes.device import Device
 from autopar.passes.hints import Hint
+from autopar.passes.memory_limit import MemoryLimit, solve_within, timeline_of
 from autopar.passes.partition import partition
 from autopar.passes.place_hints import Placed, place_hints
 from autopar.passes.prices import DevicePrices
@@ -46,20 +48,38 @@ def decide(
     pinned: Mapping[str, Layout] | None = None,
     method: Literal["auto", "ilp", "reduce"] = "auto",
     share_blocks: bool = True,
+    limit: MemoryLimit | None = None,
 ) -> Searched:
-    """Choose the assignment of a placed graph (see `search`)."""
+    """Choose the assignment of a placed graph (see `search`), within a memory limit if given.
+
+    Raises MemoryLimitError where no plan was found that fits the limit.
+    """
     mesh = mesh.without_trivial_axes()
-    return search(
-        placed,
-        rules_of(placed.graph),
-        mesh,
-        DevicePrices(mesh, device),
-        mode=mode,
-        outputs=outputs,
-        pinned=pinned,
-        method=method,
-        share_blocks=share_blocks,
-    )
+    rules = rules_of(placed.graph)
+
+    def find(share: bool) -> Searched:
+        return search(
+            placed,
+            rules,
+            mesh,
+            DevicePrices(mesh, device),
+            mode=mode,
+            outputs=outputs,
+            pinned=pinned,
+            method=method,
+            share_blocks=share,
+        )
+
+    def lowered(assignment: Assignment) -> Graph:
+        return lower(placed.graph, assignment, device)
+
+    found = find(share_blocks)
+    if limit is None or timeline_of(lowered(found.assignment), limit).peak <= limit.nbytes:
+        return found
+    apart = find(False)
+    assignment, solution = solve_within(apart.built, placed.graph, rules, mesh, limit, lowered)
+    reasons = found.assignment.reasons
+    return Searched(replace(assignment, reasons=reasons), solution, apart.built)
 
 
 def lower(graph: Graph, assignment: Assignment, device: Device) -> Graph:

@@ -19,13 +19,13 @@ from autopar.memory_report import CONTRIBUTORS, memory_report, parse_size
 from autopar.passes import pipeline
 from autopar.passes.build import build_problem
 from autopar.passes.memory import memory_timeline
+from autopar.passes.memory_limit import with_memory
 from autopar.passes.memory_usage import Carrier, ProblemUsages, merge_copies
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import output_choices
 from autopar.passes.solver import Problem, evaluate, solve
 from autopar.passes.stand_ins import callable_of
 from live_bytes import OPTIMIZERS, peak_of_step
-from memory_problem import with_memory
 
 #: How far a prediction may be off, as a fraction of what is really used.
 TOLERANCE = 0.02
@@ -249,7 +249,7 @@ def _problem_of(name: str, device: str) -> tuple[Problem, Any, tuple[int, ...], 
         output_layouts=output_choices(traced.graph, MESH, "auto"),
     )
     usages = ProblemUsages(traced.graph, traced.rules, MESH, probe=dry_operators)
-    problem, ties = with_memory(built, traced.graph, traced.rules, MESH, usages)
+    problem, ties = with_memory(built, traced.graph, usages)
     found = list(solve(built.problem).choice) + [0] * (
         len(problem.nodes) - len(built.problem.nodes)
     )
