@@ -26,10 +26,10 @@ demo: $(RUNS)
 	$(BIN)/python examples/demo_gpt2.py
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 quick: setup
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow"
 
 # mypy does not follow package-dir; it is shown the tree as it installs.
 lint: setup

@@ -15,6 +15,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_update_option(parser)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of a parallel run (pytest-xdist) hands its counts to the main process."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["strategies"] = (TALLY.pairs, sorted(TALLY.operators))
+        output["plans"] = dict(VERIFIED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    output = getattr(node, "workeroutput", {})  # a worker that crashed has none
+    pairs, operators = output.get("strategies", (0, ()))
+    TALLY.pairs += pairs
+    TALLY.operators.update(operators)
+    VERIFIED.update(output.get("plans", {}))
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if TALLY.pairs:
         terminalreporter.write_line(
