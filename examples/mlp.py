@@ -3,6 +3,8 @@
 Run it alone, or with `torchrun --nproc-per-node 4 examples/mlp.py`.
 """
 
+import os
+
 import torch
 from data import digits
 from torch import nn
@@ -14,6 +16,7 @@ images, labels = digits()
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
 batch = images[:256]
+speaks = int(os.environ.get("RANK", "0")) == 0
 parallel = autopar.autoparallelize(model, (batch,))
 optimizer = torch.optim.AdamW(parallel.parameters(), lr=3e-3)
 for step in range(30):
@@ -23,6 +26,7 @@ for step in range(30):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if step % 10 == 9:
+    if step % 10 == 9 and speaks:
         print(f"step {step + 1}: loss {loss.item():.4f}")
-print(parallel.plan)
+if speaks:
+    print(parallel.plan)
