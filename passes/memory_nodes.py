@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.passes.memory_usage import Carrier, Copy
-from autopar.passes.solver import Edge, Node
+from autopar.passes.solver import Edge, Held, Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +65,11 @@ def hold(
         follows = follows.reshape(-1).astype(np.intp)
         name = f"memory of {node.name}, {carriers[k].what}"
         own = next_index + len(nodes)
-        nodes.append(Node(name, np.zeros(len(usages)), usages, carriers[k].interval))
+        nodes.append(Node(name, np.zeros(len(usages)), (Held(usages, carriers[k].interval),)))
         same = _allowed(np.eye(len(usages), dtype=bool))
         edges.append(Edge(index, own, same, follows, np.arange(len(usages), dtype=np.intp)))
         ties.append(Tie(own, (index,), follows))
-    held = Node(node.name, node.costs, main.usages, main.interval)
+    held = Node(node.name, node.costs, (Held(main.usages, main.interval),))
     return held, Added(tuple(nodes), tuple(edges), tuple(ties))
 
 

@@ -4,12 +4,15 @@ It knows nothing of tensors and imports neither torch nor the rest of the compil
 """
 
 from .errors import InfeasibleError, ProblemError
-from .problem import Edge, Node, Problem, Solution, Stage, evaluate
+from .least_peak import LeastPeak, least_peak
+from .problem import Edge, Held, Node, Problem, Solution, Stage, evaluate
 from .solve import Progress, solve
 
 __all__ = [
     "Edge",
+    "Held",
     "InfeasibleError",
+    "LeastPeak",
     "Node",
     "Problem",
     "ProblemError",
@@ -17,5 +20,6 @@ __all__ = [
     "Solution",
     "Stage",
     "evaluate",
+    "least_peak",
     "solve",
 ]

@@ -15,7 +15,10 @@ _BOUND_SECONDS = 2.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints progress, then the assignment as the last line; returns the exit status."""
+    """Prints progress, then the assignment as the last line.
+
+    Returns the exit status: 0, 1 where no assignment was found, 2 where the input is wrong.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m autopar.passes.solver",
         description="Solve an assignment problem in the iopddl contest format.",
@@ -39,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     except (ProblemError, InfeasibleError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 1 if isinstance(error, InfeasibleError) else 2
     for stage in solution.stages:
         print(f"{stage.seconds:9.2f} s  {stage.name}: {stage.detail}")
     limit = "none" if problem.usage_limit is None else f"{problem.usage_limit:.12g}"

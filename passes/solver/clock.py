@@ -10,6 +10,11 @@ import numpy as np
 
 from .problem import Stage
 
+# Without a budget, a solve ends when nothing has got better for so many seconds, or for this
+# part of the time until then, whichever is more.
+_PATIENCE, _PATIENCE_PART = 20.0, 0.5
+# By what part the best cost or the bound must get better to count.
+_NEWS = 1e-5
 # Two costs closer than this, as a fraction, are the same: the rounding of long float sums.
 SAME_COST = 1e-9
 # A bound on whole-number costs is rounded up; this much may be rounding of long float sums.
@@ -31,7 +36,7 @@ class Clock:
     """What every stage shares.
 
     Attributes:
-        seconds: the budget; None for none.
+        seconds: the budget; None to end by itself, when nothing gets better any more.
         listener: called on news.
         elsewhere: (cost, bound) of the parts of the problem that are done; None while a
             part is being solved whose cost alone says nothing of the whole.
@@ -46,19 +51,38 @@ class Clock:
     elsewhere: tuple[float, float] | None = (0.0, 0.0)
     start: float = field(default_factory=time.monotonic)
     stages: list[Stage] = field(default_factory=list)
+    _news: float = 0.0
+    _last: dict[str, float] = field(default_factory=dict)
 
     def elapsed(self) -> float:
         return time.monotonic() - self.start
 
     def left(self) -> float:
-        """Seconds left, ``inf`` without a budget."""
-        return np.inf if self.seconds is None else self.seconds - self.elapsed()
+        """Seconds left; without a budget, until patience ends."""
+        if self.seconds is not None:
+            return self.seconds - self.elapsed()
+        return self._news + max(_PATIENCE, _PATIENCE_PART * self._news) - self.elapsed()
+
+    def patience_anew(self) -> None:
+        """A part of the problem begins."""
+        self._news = self.elapsed()
+        self._last.clear()
+
+    def _heard(self, what: str, better: float) -> None:
+        """Takes note of how good the cost or the bound (negative) is, the less the better."""
+        last = self._last.get(what, np.inf)
+        if better < last - _NEWS * abs(last) if np.isfinite(last) else better < last:
+            self._last[what], self._news = better, self.elapsed()
 
     def over(self) -> bool:
         return self.left() <= 0
 
     def report(self, stage: str, best: float | None = None, bound: float | None = None) -> None:
         """Takes note of a part's cost or bound and tells the listener if it is news."""
+        if best is not None:
+            self._heard("best", best)
+        if bound is not None:
+            self._heard("bound", -bound)
         if self.elsewhere is None:
             return
         best = np.inf if best is None else best + self.elsewhere[0]

@@ -44,7 +44,7 @@ class _Level:
 
     Attributes:
         lo, hi: the span of the level's options.
-        first: position of the level's first node.
+        shapes, entries: the spans of the level's shapes of memory and of their entries.
         starts: where each node's options begin, relative to ``lo``.
         sizes: how many options each node has.
         share: per pushed slot, the part of the node's costs that is handed to the edge.
@@ -52,7 +52,8 @@ class _Level:
 
     lo: int
     hi: int
-    first: int
+    shapes: slice
+    entries: slice
     starts: np.ndarray
     sizes: np.ndarray
     blocks: list[_Block]
@@ -68,18 +69,43 @@ class Dual:
         multipliers: price of memory per live set, float64 [T].
         message: what every edge end has handed to its node, float64 [slots].
         share: what is left at the nodes, float64 [options].
-        expected: memory of the option(s) each node preferred when last visited [nodes].
+        expected: memory of the option(s) each node preferred when last visited, as the part of
+            every shape [F].
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        live = layout.live
-        self.multipliers = np.zeros(0 if live is None else len(live.room))
+        memory = layout.memory
+        self.multipliers = np.zeros(0 if memory is None else len(memory.live.room))
         self.message = np.zeros(layout.slot_count)
         self.share = layout.costs.copy()
-        self.expected = np.zeros(len(layout.nodes))
+        self.expected = np.zeros(0 if memory is None else len(memory.owner))
         self._forward = self._direction(0)
         self._backward = self._direction(1)
+
+    def inherit(self, other: Dual, multipliers: np.ndarray) -> None:
+        """Starts from the messages of a dual whose nodes have these options and others."""
+        layout, theirs = self.layout, other.layout
+        options, their_options = layout.network.options, theirs.network.options
+        edge_of = {
+            (theirs.nodes[u], theirs.nodes[v]): edge
+            for edge, (u, v) in enumerate(theirs.ends.tolist())
+        }
+        for edge, ends in enumerate(layout.ends.tolist()):
+            nodes = [layout.nodes[end] for end in ends]
+            found, sides = edge_of.get((nodes[0], nodes[1])), (0, 1)
+            if found is None:
+                found, sides = edge_of.get((nodes[1], nodes[0])), (1, 0)
+            if found is None:
+                continue
+            classes = (layout.links[edge].own, layout.links[edge].other)
+            their_classes = (theirs.links[found].own, theirs.links[found].other)
+            for side, node in enumerate(nodes):
+                at = np.searchsorted(their_options[node], options[node])
+                slot = theirs.slots[found, sides[side]] + their_classes[sides[side]][at]
+                self.message[layout.slots[edge, side] + classes[side]] = other.message[slot]
+        self.multipliers = multipliers.copy()
+        self.share = self.shares()
 
     def _direction(self, source: int) -> list[_Level]:
         layout, target = self.layout, 1 - source
@@ -89,16 +115,22 @@ class Dual:
         degree = [np.bincount(ends[:, side], minlength=count) for side in (0, 1)]
         weight = 1.0 / np.maximum(np.maximum(*degree), 1)
         bounds = np.searchsorted(level, np.arange(levels + 1))
+        memory = layout.memory
         result = []
         for index in range(levels) if source == 0 else reversed(range(levels)):
             first, last = int(bounds[index]), int(bounds[index + 1])
             incoming = np.flatnonzero(level[ends[:, target]] == index)
             outgoing = np.flatnonzero(level[ends[:, source]] == index)
+            shapes = entries = slice(0, 0)
+            if memory is not None:
+                shapes = slice(*np.searchsorted(memory.owner, [first, last]).tolist())
+                entries = slice(int(memory.offset[shapes.start]), int(memory.offset[shapes.stop]))
             result.append(
                 _Level(
                     int(offset[first]),
                     int(offset[last]),
-                    first,
+                    shapes,
+                    entries,
                     offset[first:last] - offset[first],
                     np.diff(offset[first : last + 1]),
                     self._blocks(incoming, source),
@@ -142,7 +174,7 @@ class Dual:
                 message[block.target] = spare
             gained = message[pull.slot] - before
             here += np.bincount(pull.option - level.lo, gained[pull.of_entry], len(here))
-        if self.layout.live is not None:
+        if level.shapes.start < level.shapes.stop:
             self._prefer(level, here)
         if len(push.slot):
             handed = np.minimum.reduceat(share[push.option], push.start) * level.share
@@ -152,10 +184,13 @@ class Dual:
     def _prefer(self, level: _Level, here: np.ndarray) -> None:
         least = np.repeat(np.minimum.reduceat(here, level.starts), level.sizes)
         best = (here - least <= _TIE * (1 + np.abs(least))).astype(np.float64)
-        usage = self.layout.usage[level.lo : level.hi]
-        self.expected[level.first : level.first + len(level.sizes)] = np.add.reduceat(
-            best * usage, level.starts
-        ) / np.add.reduceat(best, level.starts)
+        memory = self.layout.memory
+        assert memory is not None
+        weights = best[memory.option[level.entries] - level.lo]
+        starts = memory.offset[level.shapes] - level.entries.start
+        self.expected[level.shapes] = np.add.reduceat(
+            memory.part[level.entries] * weights, starts
+        ) / np.add.reduceat(weights, starts)
 
     def price(self, multipliers: np.ndarray) -> None:
         """Replaces the multipliers of the live sets, float64 [T], all >= 0."""
@@ -163,10 +198,10 @@ class Dual:
         self.multipliers = multipliers
 
     def _priced(self, multipliers: np.ndarray) -> np.ndarray:
-        layout = self.layout
-        if layout.live is None:
-            return np.zeros(len(layout.costs))
-        return layout.usage * layout.live.price(multipliers)[layout.nodes][layout.owner]
+        memory = self.layout.memory
+        if memory is None:
+            return np.zeros(len(self.layout.costs))
+        return memory.price(multipliers)
 
     def shares(self) -> np.ndarray:
         """``share``, computed anew from costs, multipliers and messages."""
@@ -191,8 +226,8 @@ class Dual:
                 total += float((rest - self.message[block.target]).min(axis=(0, 1)).sum())
         if layout.nodes:
             total += float(np.minimum.reduceat(self.shares(), layout.offset[:-1]).sum())
-        if layout.live is not None:
-            total -= float(self.multipliers @ layout.live.room)
+        if layout.memory is not None:
+            total -= float(self.multipliers @ layout.memory.live.room)
         return total
 
     def reduced_costs(self) -> tuple[np.ndarray, np.ndarray]:

@@ -50,6 +50,8 @@ def solve(
     sets: set[int],
     clock: Clock,
     seconds: float,
+    *,
+    elastic: bool = False,
 ) -> Answer:
     """The best assignment that uses only ``allowed`` pairs, within the memory limit.
 
@@ -59,11 +61,12 @@ def solve(
         sets: live sets whose memory rows the program starts with; it adds those it needs.
         clock: tells how much time there is in all.
         seconds: the most time to take here.
+        elastic: the limit may be exceeded, and every unit of memory above it costs 1.
     """
     until = min(clock.elapsed() + seconds, clock.elapsed() + clock.left())
-    program = _Program(layout, allowed)
-    if layout.live is not None and len(layout.live.room) <= _FEW_SETS:
-        sets = set(range(len(layout.live.room)))
+    program = _Program(layout, allowed, elastic)
+    if layout.memory is not None and len(layout.memory.live.room) <= _FEW_SETS:
+        sets = set(range(len(layout.memory.live.room)))
     program.limit(sorted(sets))
     binary = _Binary.NONE
     multipliers: np.ndarray | None = None
@@ -81,14 +84,14 @@ def solve(
         if binary == _Binary.NONE and outcome.duals is not None:
             multipliers = program.multipliers(outcome.duals)
         values = outcome.values[: len(layout.costs)]
-        over = program.exceeded(values)
+        over = program.exceeded(outcome.values)
         if over:
             sets.update(over)
             program.limit(over)
             continue
         choice = program.rounded(values)
         integral = bool((np.minimum(values, 1 - values) < _INTEGRAL).all())
-        usable = np.isfinite(layout.cost(choice)) and layout.over(choice) <= 0
+        usable = np.isfinite(layout.cost(choice)) and (elastic or layout.over(choice) <= 0)
         if integral and usable:
             return Answer(choice, bound, outcome.optimal, multipliers)
         if not outcome.optimal or binary == _Binary.ALL:
@@ -109,6 +112,7 @@ class _Program:
 
     layout: Layout
     allowed: np.ndarray
+    elastic: bool
     model: MatrixModel = field(default_factory=MatrixModel)
 
     def __post_init__(self) -> None:
@@ -128,9 +132,14 @@ class _Program:
         model.add_entries(marginal + layout.slots[edge, 1] + column, columns, 1.0)
         for ends in layout.all_ends:
             model.add_entries(marginal + ends.slot[ends.of_entry], ends.option, -1.0)
+        # Per node: the column of every class of options that hold the same all the time.
         self._amounts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._rows: dict[int, tuple[int, float]] = {}  # live set -> (row, unit of memory)
-        self._node_of = {node: position for position, node in enumerate(layout.nodes)}
+        # The column of the memory above the limit, and its unit.
+        self._over, self._over_unit = 0, 1.0
+        if self.elastic and layout.memory is not None:
+            self._over_unit = float(layout.memory.scale.max(initial=1.0))
+            self._over = model.add_columns(np.array([self._over_unit]), np.inf)
 
     def has_amounts(self) -> bool:
         return bool(self._amounts)
@@ -147,54 +156,63 @@ class _Program:
 
     def limit(self, sets: list[int]) -> None:
         """Adds the memory rows of the given live sets."""
-        live = self.layout.live
-        if live is None:
+        memory = self.layout.memory
+        if memory is None:
             return
-        positions = np.array(self.layout.nodes)
         for index in sets:
             if index in self._rows:
                 continue
-            inside = (live.first[positions] <= index) & (index < live.last[positions])
-            parts = [self._amount_columns(p) for p in np.flatnonzero(inside).tolist()]
+            spans = memory.in_set(index)
             # Memory counts in parts of the largest number, so that rows of all sizes are alike.
-            room = float(live.room[index])
-            unit = max([room, *(float(amounts.max()) for _, amounts in parts)])
+            room = float(memory.live.room[index])
+            unit = max(room, float(memory.scale[spans].max(initial=0.0)))
             row = self.model.add_rows(np.array([-np.inf]), np.array([room / unit]))
-            for columns, amounts in parts:
+            for span in spans.tolist():
+                columns, option = self._amount_columns(int(memory.owner[memory.shape[span]]))
+                amounts = memory.usages(span)[option]
                 held = np.flatnonzero(amounts > 0)
                 self.model.add_entries(np.full(len(held), row), columns[held], amounts[held] / unit)
+            if self.elastic:
+                self.model.add_entries(
+                    np.array([row]), np.array([self._over]), -self._over_unit / unit
+                )
             self._rows[index] = (row, unit)
 
     def _amount_columns(self, position: int) -> tuple[np.ndarray, np.ndarray]:
+        """The columns of a node's classes of options, and an option of every class."""
         found = self._amounts.get(position)
         if found is None:
             layout, model = self.layout, self.model
+            assert layout.memory is not None
             options = np.arange(layout.offset[position], layout.offset[position + 1])
-            amounts, of_option = np.unique(layout.usage[options], return_inverse=True)
-            columns = model.add_columns(np.zeros(len(amounts)), 1.0) + np.arange(len(amounts))
-            rows = model.add_rows(np.zeros(len(amounts)), np.zeros(len(amounts)))
-            model.add_entries(rows + np.arange(len(amounts)), columns, -1.0)
-            model.add_entries(rows + of_option.reshape(-1), options, 1.0)
-            found = self._amounts[position] = (columns, amounts)
+            of_option = layout.memory.amounts(position)
+            _, first = np.unique(of_option, return_index=True)
+            columns = model.add_columns(np.zeros(len(first)), 1.0) + np.arange(len(first))
+            rows = model.add_rows(np.zeros(len(first)), np.zeros(len(first)))
+            model.add_entries(rows + np.arange(len(first)), columns, -1.0)
+            model.add_entries(rows + of_option, options, 1.0)
+            found = self._amounts[position] = (columns, first)
         return found
 
     def multipliers(self, duals: np.ndarray) -> np.ndarray:
         """The prices of memory in a linear relaxation, float64 [T]."""
-        live = self.layout.live
-        if live is None:
+        memory = self.layout.memory
+        if memory is None:
             return np.zeros(0)
-        prices = np.zeros(len(live.room))
+        prices = np.zeros(len(memory.live.room))
         for index, (row, unit) in self._rows.items():
             prices[index] = max(0.0, -duals[row]) / unit
         return prices
 
     def exceeded(self, values: np.ndarray) -> list[int]:
         """Live sets without a row yet that a solution exceeds, worst first."""
-        live = self.layout.live
-        if live is None:
+        memory = self.layout.memory
+        if memory is None:
             return []
-        held = np.bincount(self.layout.owner, self.layout.usage * values, len(self.layout.nodes))
-        excess = self.layout.profile(held) / np.maximum(live.room, 1e-9) - 1.0
+        held = memory.profile(memory.mean_parts(values))
+        if self.elastic:
+            held -= values[self._over] * self._over_unit
+        excess = held / np.maximum(memory.live.room, 1e-9) - 1.0
         worst = np.argsort(-excess, kind="stable")
         over = [int(index) for index in worst if excess[index] > 1e-6]
         return [index for index in over if index not in self._rows][:_ROWS_PER_ROUND]

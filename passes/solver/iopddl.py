@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from typing import Any
 
 import numpy as np
 
 from .errors import ProblemError
-from .problem import Edge, Node, Problem
+from .problem import Edge, Held, Node, Problem
 
 # Costs from here on mean "forbidden" in the format.
 FORBIDDEN = 10**18
@@ -28,7 +29,7 @@ def load(path: str | os.PathLike[str]) -> Problem:
     try:
         with opener(path, "rb") as file:
             document = json.loads(file.read())
-    except (ValueError, EOFError, gzip.BadGzipFile) as error:
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error, RecursionError) as error:
         raise ProblemError(f"{path}: not a JSON document ({error})") from error
     try:
         return parse(document)
@@ -63,8 +64,12 @@ def parse(document: Any) -> Problem:
         Node(
             f"n{index}",
             _costs(costs, f"problem.nodes.costs[{index}]"),
-            _numbers(usage, f"problem.nodes.usages[{index}]"),
-            _pair(interval, f"problem.nodes.intervals[{index}]"),
+            (
+                Held(
+                    _numbers(usage, f"problem.nodes.usages[{index}]"),
+                    _pair(interval, f"problem.nodes.intervals[{index}]"),
+                ),
+            ),
         )
         for index, (interval, costs, usage) in enumerate(
             zip(intervals, node_costs, usages, strict=True)
@@ -74,7 +79,7 @@ def parse(document: Any) -> Problem:
         _edge(index, pair, costs, all_nodes)
         for index, (pair, costs) in enumerate(zip(ends, edge_costs, strict=True))
     )
-    return Problem(all_nodes, all_edges, None if limit is None else float(limit))
+    return Problem(all_nodes, all_edges, None if limit is None else _float(limit))
 
 
 def _edge(index: int, pair: Any, values: Any, nodes: tuple[Node, ...]) -> Edge:
@@ -107,6 +112,8 @@ def _member(container: Any, key: str, where: str, kind: type) -> Any:
 
 def _costs(values: Any, where: str) -> np.ndarray:
     numbers = _numbers(values, where)
+    if not numbers.size:
+        raise ProblemError(f"{where}: got no choices, expected at least one")
     numbers[numbers >= FORBIDDEN] = np.inf
     return numbers
 
@@ -116,11 +123,21 @@ def _numbers(values: Any, where: str) -> np.ndarray:
         raise ProblemError(f"{where}: got {type(values).__name__}, expected a list of numbers")
     try:
         numbers = np.asarray(values)
+        if numbers.dtype.kind == "O":  # whole numbers too large for 64 bits
+            numbers = np.array([_float(value) for value in values if type(value) in (int, float)])
         if values and numbers.dtype.kind not in "iuf":
             raise TypeError
         return numbers.astype(np.float64).reshape(len(values))
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError):
         raise ProblemError(f"{where}: got {values!r:.60}, expected a list of numbers") from None
+
+
+def _float(number: float) -> float:
+    """A number of any size; what no float can hold is infinite."""
+    try:
+        return float(number)
+    except OverflowError:
+        return np.inf if number > 0 else -np.inf
 
 
 def _pair(value: Any, where: str) -> tuple[int, int]:

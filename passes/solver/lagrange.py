@@ -25,6 +25,8 @@ _FIRST_PRICE = 1e-2
 # A multiplier stays above this part of the largest one, so that it can come back.
 _LEAST_PRICE = 1e-9
 _DECODE_EVERY = 4
+# How much of its weight a preference keeps from sweep to sweep.
+_FADE = 0.95
 # Repair raises the multipliers of exceeded sets by a part, and at least to a part of the largest
 # one. Both start small, so that the first assignment that fits is a cheap one, and grow from
 # round to round, so that there is one soon.
@@ -59,31 +61,92 @@ class Best:
         return True
 
 
+class Preferences:
+    """What nodes preferred to hold, averaged over the latest sweeps.
+
+    As prices swing around the best ones, preferences swing between the assignments that a linear
+    relaxation mixes: where they differ in memory is what has to be decided.
+    """
+
+    def __init__(self, dual: Dual) -> None:
+        self._dual = dual
+        self._weight = 0.0
+        self._mean = np.zeros(len(dual.expected))
+        self._square = np.zeros(len(dual.expected))
+
+    def add(self) -> None:
+        """Takes note of the sweep just made."""
+        expected = self._dual.expected
+        self._weight = _FADE * self._weight + 1
+        self._mean = _FADE * self._mean + expected
+        self._square = _FADE * self._square + expected**2
+
+    def widest(self) -> tuple[float, int, np.ndarray, float]:
+        """The node whose memory is in doubt at the highest price.
+
+        Returns (the price of the doubt, its position, what each option pays for memory, what the
+        node paid on average); the price is 0 where nothing is in doubt.
+        """
+        memory = self._dual.layout.memory
+        if memory is None or not len(memory.owner) or not self._weight:
+            return 0.0, 0, np.zeros(0), 0.0
+        price = memory.shape_prices(self._dual.multipliers)
+        mean = self._mean / self._weight
+        spread = np.sqrt(np.maximum(self._square / self._weight - mean**2, 0.0))
+        doubt = np.bincount(memory.owner, spread * price)
+        position = int(doubt.argmax())
+        lo, hi = self._dual.layout.offset[position : position + 2]
+        paid = memory.price(self._dual.multipliers)[lo:hi]
+        return (
+            float(doubt[position]),
+            position,
+            paid,
+            float((mean * price)[memory.owner == position].sum()),
+        )
+
+
 def search(
-    dual: Dual, best: Best, clock: Clock, *, whole: bool, seconds: float, persistent: bool
+    dual: Dual,
+    best: Best,
+    clock: Clock,
+    *,
+    whole: bool,
+    seconds: float,
+    persistent: bool,
+    sweeps: float = np.inf,
+    preferences: Preferences | None = None,
+    stage: str | None = "lagrange",
 ) -> float:
     """Sweeps and prices until nothing gets better; returns the bound and leaves its state.
 
-    ``best`` takes the assignments found; ``whole`` says that costs are whole numbers. Stops
-    early when the bound meets the best cost, after ``seconds``, or, unless ``persistent``, when
-    the bound stalls for the first time.
+    Stops early when the bound meets the best cost, after ``seconds`` or ``sweeps``, or, unless
+    ``persistent``, when the bound stalls for the first time.
+
+    Args:
+        best: takes the assignments found.
+        whole: costs are whole numbers.
+        preferences: takes note of every sweep.
+        stage: as what to report news; None for not at all.
     """
     until = clock.elapsed() + seconds
-    live = dual.layout.live
+    memory = dual.layout.memory
     forbidden = _forbidden_cost(dual)
     bound, state = -np.inf, (dual.multipliers, dual.message.copy())
     step = _FIRST_STEP
     sweep = last_news = 0
     news_best, news_bound = np.inf, -np.inf
-    while sweep == 0 or (step > _LAST_STEP and clock.elapsed() < until):
+    while sweep == 0 or (step > _LAST_STEP and clock.elapsed() < until and sweep < sweeps):
         dual.sweep()
         sweep += 1
+        if preferences is not None:
+            preferences.add()
         if sweep % _DECODE_EVERY == 0 or sweep == 1:
             now = rounded_up(dual.bound(), whole)
             if now > bound:
                 bound, state = now, (dual.multipliers, dual.message.copy())
             best.offer(dual.layout, dual.decode(forbidden))
-            clock.report("lagrange", best.cost, bound)
+            if stage is not None:
+                clock.report(stage, best.cost, bound)
             if same_cost(best.cost, bound):
                 break
             scale = _BETTER * max(1e-6, abs(bound))
@@ -92,24 +155,26 @@ def search(
         if sweep - last_news >= _STALL:
             if not persistent:
                 break
-            step *= _SHORTER if live is not None else 0.1
+            step *= _SHORTER if memory is not None else 0.1
             last_news = sweep
             dual.restore(*state)
-        if live is not None:
+        if memory is not None:
             prices = dual.multipliers if dual.multipliers.any() else _first_prices(dual, bound)
             dual.price(_adapt(dual, prices, step))
     dual.restore(*state)
     return bound
 
 
-def repair(dual: Dual, best: Best, clock: Clock, seconds: float) -> None:
+def repair(
+    dual: Dual, best: Best, clock: Clock, seconds: float, raises: int = _MOST_RAISES
+) -> None:
     """Raises memory prices where assignments exceed the limit until one fits.
 
     Starting from good prices that one is cheap, often cheaper than those met on the way there.
     The bound of such prices is worse, so the state is left as it was.
     """
-    live = dual.layout.live
-    if live is None:
+    memory = dual.layout.memory
+    if memory is None:
         return
     until = clock.elapsed() + seconds
     state = dual.multipliers, dual.message.copy()
@@ -117,12 +182,12 @@ def repair(dual: Dual, best: Best, clock: Clock, seconds: float) -> None:
     multipliers = dual.multipliers
     if not multipliers.any():
         multipliers = _first_prices(dual, 1.0)
-    for count in range(_MOST_RAISES):
+    for count in range(raises):
         if clock.elapsed() >= until:
             break
         choice = dual.decode(forbidden)
         best.offer(dual.layout, choice)
-        exceeded = dual.layout.held(choice) > live.room
+        exceeded = dual.layout.held(choice) > memory.live.room
         if not exceeded.any() and np.isfinite(dual.layout.cost(choice)):
             break
         least = _RAISE_FROM * _RAISE_FROM_GROWTH**count * multipliers.max()
@@ -134,17 +199,17 @@ def repair(dual: Dual, best: Best, clock: Clock, seconds: float) -> None:
 
 
 def _first_prices(dual: Dual, bound: float) -> np.ndarray:
-    live = dual.layout.live
-    assert live is not None
+    memory = dual.layout.memory
+    assert memory is not None
     total = max(abs(bound), 1.0) * _FIRST_PRICE
-    prices: np.ndarray = total / (len(live.room) * np.maximum(live.room, 1e-9))
+    prices: np.ndarray = total / (len(memory.live.room) * np.maximum(memory.live.room, 1e-9))
     return prices
 
 
 def _adapt(dual: Dual, multipliers: np.ndarray, step: float) -> np.ndarray:
-    live = dual.layout.live
-    assert live is not None
-    excess = dual.layout.profile(dual.expected) / np.maximum(live.room, 1e-9) - 1.0
+    memory = dual.layout.memory
+    assert memory is not None
+    excess = memory.profile(dual.expected) / np.maximum(memory.live.room, 1e-9) - 1.0
     change = np.where(
         excess > 0, np.minimum(_FASTEST, np.sqrt(np.abs(excess))), np.maximum(excess, -1.0)
     )

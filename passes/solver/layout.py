@@ -7,10 +7,12 @@ length of the longest chain of neighbours before it, so nodes of one level are n
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from .holdings import Holdings
 from .memory import LiveSets
 from .network import Network
 
@@ -41,7 +43,7 @@ class Layout:
         offset: int [nodes + 1], where each node's options begin.
         owner: int [options], position of the node of every option.
         costs: float64 [options].
-        usage: float64 [options], memory above the least.
+        memory: what the options hold in the live sets; None without a limit.
         ends: int [edges, 2], positions of the earlier and the later node.
         shape: int [edges, 2], classes of each end.
         slots: int [edges, 2], the first slot of each end.
@@ -52,7 +54,6 @@ class Layout:
 
     def __init__(self, network: Network, nodes: list[int], live: LiveSets | None) -> None:
         self.network = network
-        self.live = live
         level = _levels(network, nodes)
         self.nodes = sorted(nodes, key=lambda node: (level[node], node))
         self.level = np.array([level[node] for node in self.nodes], dtype=np.intp)
@@ -60,13 +61,9 @@ class Layout:
         self.offset = offsets(sizes)
         self.owner = np.repeat(np.arange(len(sizes)), sizes)
         self.costs = np.concatenate([np.zeros(0), *map(network.costs, self.nodes)])
-        self.usage = np.zeros(len(self.costs))
-        if live is not None:
-            for position, node in enumerate(self.nodes):
-                usages = live.usages[node]
-                if usages is not None:
-                    span = slice(self.offset[position], self.offset[position + 1])
-                    self.usage[span] = usages[network.options[node]]
+        self.memory = (
+            None if live is None else Holdings(live, self.nodes, network.options, self.offset)
+        )
         position_of = {node: position for position, node in enumerate(self.nodes)}
         found = [
             (position, position_of[other], link)
@@ -147,21 +144,28 @@ class Layout:
         return float(total) + self.network.constant
 
     def held(self, choice: np.ndarray) -> np.ndarray:
-        """Memory above the least in every live set, float64 [T]."""
-        return self.profile(self.usage[self.offset[:-1] + choice])
-
-    def profile(self, held: np.ndarray) -> np.ndarray:
-        """As ``held``, from the memory of every node."""
-        assert self.live is not None
-        of_node = np.zeros(len(self.live.usages))
-        of_node[self.nodes] = held
-        return self.live.profile(of_node)
+        """Memory above the least in every live set, float64 [T]; there must be a limit."""
+        assert self.memory is not None
+        return self.memory.profile(self.memory.parts_of(choice))
 
     def over(self, choice: np.ndarray) -> float:
         """By how much an assignment exceeds the memory limit; 0 or less if it fits."""
-        if self.live is None:
+        if self.memory is None:
             return -np.inf
-        return float((self.held(choice) - self.live.room).max())
+        return float((self.held(choice) - self.memory.live.room).max())
+
+    def options_of(self, choices: Sequence[int] | Mapping[int, int] | None) -> np.ndarray | None:
+        """The reverse of ``choices``; None where a node no longer has the choice."""
+        if choices is None:
+            return None
+        found = np.empty(len(self.nodes), dtype=np.intp)
+        for position, node in enumerate(self.nodes):
+            options = self.network.options[node]
+            at = int(np.searchsorted(options, choices[node]))
+            if at == len(options) or options[at] != choices[node]:
+                return None
+            found[position] = at
+        return found
 
     def choices(self, choice: np.ndarray) -> dict[int, int]:
         """An assignment in terms of the problem: node -> choice."""

@@ -7,6 +7,7 @@ over layout classes, so that products stay small where many options share a layo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,10 +62,24 @@ class Network:
             network.add_link(edge.u, edge.v, compact(link))
         return network
 
+    def copy(self) -> Network:
+        """A network that can be changed by itself; the arrays, never changed, are shared."""
+        links = [dict(links) for links in self.links]
+        return Network(list(self.unary), list(self.options), links, self.constant)
+
     def costs(self, node: int) -> np.ndarray:
         unary = self.unary[node]
         assert unary is not None, f"node {node} is eliminated"
         return unary
+
+    def cost(self, options: Sequence[int]) -> float:
+        """What an assignment costs, an option per node, where no node is eliminated."""
+        total = self.constant + sum(float(self.costs(u)[x]) for u, x in enumerate(options))
+        for u, links in enumerate(self.links):
+            for v, link in links.items():
+                if u < v:
+                    total += float(link.costs[link.own[options[u]], link.other[options[v]]])
+        return total
 
     def alive(self) -> list[int]:
         return [node for node, unary in enumerate(self.unary) if unary is not None]

@@ -1,9 +1,10 @@
 """The assignment problem: choose one option per node, pay for nodes and for edges.
 
     minimise    sum_i costs_i[x_i]  +  sum_(u,v) costs_uv[x_u, x_v]
-    subject to  at every time t:  sum of usages_i[x_i] over nodes live at t  <=  usage_limit
+    subject to  at every time t:  sum of usages_ih[x_i] over holds h live at t  <=  usage_limit
 
-It knows nothing of tensors: a caller states choices, costs, memory use and live ranges.
+It knows nothing of tensors: a caller states choices, costs, memory use and live ranges. A node
+may hold memory over several live ranges, and what it holds then follows from its one choice.
 An infinite cost forbids a choice or a pair of choices.
 """
 
@@ -16,6 +17,22 @@ import numpy as np
 
 from .errors import ProblemError
 
+# Times are 64-bit integers, with room to spare.
+_LAST_TIME = 2**62
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Memory that a node holds over one live range.
+
+    Attributes:
+        usages: float64 [k], the memory each choice holds.
+        interval: half-open live range ``[lo, hi)`` in schedule time; empty holds no memory.
+    """
+
+    usages: np.ndarray
+    interval: tuple[int, int]
+
 
 @dataclass(frozen=True, eq=False)
 class Node:
@@ -24,14 +41,12 @@ class Node:
     Attributes:
         name: how messages call it.
         costs: float64 [k], the cost of each choice; ``inf`` forbids the choice.
-        usages: float64 [k], the memory each choice holds over ``interval``; None for none.
-        interval: half-open live range ``[lo, hi)`` in schedule time; empty holds no memory.
+        held: the memory it holds, one entry per live range; where ranges overlap, it adds up.
     """
 
     name: str
     costs: np.ndarray
-    usages: np.ndarray | None = None
-    interval: tuple[int, int] = (0, 0)
+    held: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,11 +182,12 @@ def evaluate(problem: Problem, choice: Sequence[int]) -> tuple[float, float]:
 def _peak(problem: Problem, choice: Sequence[int]) -> float:
     change: dict[int, float] = {}
     for node, x in zip(problem.nodes, choice, strict=True):
-        lo, hi = node.interval
-        if node.usages is not None and lo < hi:
-            usage = float(node.usages[x])
-            change[lo] = change.get(lo, 0.0) + usage
-            change[hi] = change.get(hi, 0.0) - usage
+        for held in node.held:
+            lo, hi = held.interval
+            if lo < hi:
+                usage = float(held.usages[x])
+                change[lo] = change.get(lo, 0.0) + usage
+                change[hi] = change.get(hi, 0.0) - usage
     peak = live = 0.0
     for time in sorted(change):
         live += change[time]
@@ -184,17 +200,25 @@ def _check_node(index: int, node: Node) -> None:
     costs = _numbers(name, "costs", node.costs, 1)
     if costs.size == 0:
         raise ProblemError(f"{name}: got no choices, expected at least one")
-    if node.usages is not None:
-        usages = _numbers(name, "usages", node.usages, 1)
-        if usages.shape != costs.shape:
-            raise ProblemError(f"{name}: got {usages.size} usages for {costs.size} costs")
-        if usages.min() < 0 or not np.isfinite(usages.max()):
-            raise ProblemError(f"{name}: got usages {usages}, expected finite numbers >= 0")
-    if len(node.interval) != 2:
-        raise ProblemError(f"{name}: got interval {node.interval}, expected (lo, hi)")
-    lo, hi = node.interval
-    if lo < 0 or hi < lo:
-        raise ProblemError(f"{name}: got interval [{lo}, {hi}), expected 0 <= lo <= hi")
+    if not isinstance(node.held, tuple):
+        raise ProblemError(f"{name}: got held {type(node.held).__name__}, expected a tuple of Held")
+    for held in node.held:
+        _check_held(name, held, len(costs))
+
+
+def _check_held(name: str, held: Held, choices: int) -> None:
+    if not isinstance(held, Held):
+        raise ProblemError(f"{name}: got {type(held).__name__} in held, expected Held")
+    usages = _numbers(name, "usages", held.usages, 1)
+    if usages.size != choices:
+        raise ProblemError(f"{name}: got {usages.size} usages for {choices} costs")
+    if usages.min() < 0 or not np.isfinite(usages.max()):
+        raise ProblemError(f"{name}: got usages {usages}, expected finite numbers >= 0")
+    if len(held.interval) != 2:
+        raise ProblemError(f"{name}: got interval {held.interval}, expected (lo, hi)")
+    lo, hi = held.interval
+    if not 0 <= lo <= hi <= _LAST_TIME:
+        raise ProblemError(f"{name}: got interval [{lo}, {hi}), expected 0 <= lo <= hi < 2^62")
 
 
 def _check_edge(index: int, edge: Edge, nodes: tuple[Node, ...]) -> None:

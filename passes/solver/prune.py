@@ -18,8 +18,8 @@ from .network import Network, merged
 
 # Comparing options costs [classes, classes, other classes]; beyond this many it is not worth it.
 _COMPARISONS = 1 << 18
-# Nodes whose memory is compared pairwise, and links that may be added for it.
-_MOST_COMPARED, _MOST_CONFLICTS = 1000, 5000
+# Pairs of spans that are compared, and links that may be added for it.
+_MOST_COMPARED, _MOST_CONFLICTS = 1_000_000, 5000
 
 
 def prune_unsupported(
@@ -63,26 +63,62 @@ def prune_unsupported(
     return removed
 
 
-def prune_oversized(network: Network, live: LiveSets) -> tuple[int, list[int]]:
+def prune_oversized(
+    network: Network, live: LiveSets, names: Sequence[str]
+) -> tuple[int, list[int]]:
     """Removes options that exceed the limit even if all other nodes hold their least.
 
-    At least the option that holds the least stays. Returns how many went, and the neighbours
-    of the nodes that lost some.
+    Returns how many went, and the neighbours of the nodes that lost some.
+
+    Raises:
+        InfeasibleError: some node has no option left; the message names it.
     """
     removed = 0
     affected: dict[int, None] = {}
-    room = live.least_room(live.first, live.last)
-    for node in network.alive():
-        usages = live.usages[node]
-        if usages is None:
-            continue
-        held = usages[network.options[node]]
-        if held.max() > room[node]:
-            kept = np.flatnonzero(held <= max(room[node], held.min()))
-            removed += len(held) - len(kept)
+    least = live.least_room(live.first, live.last)
+    for node in sorted(live.varying() & set(network.alive())):
+        spans = live.spans_of(node)
+        options = network.options[node]
+        over = np.max([live.usages[span][options] - least[span] for span in spans], axis=0)
+        kept = np.flatnonzero(over <= 0)
+        if len(kept) == 0:
+            peak = live.limit + float(over.min())
+            raise InfeasibleError(
+                f"memory: no assignment is within the limit of {live.limit:.12g}: every choice "
+                f"of {names[node]} exceeds it, by {over.min():.12g} at least; raise the limit or "
+                "allow choices that hold less",
+                peak_bound=peak,
+            )
+        if len(kept) < len(options):
+            removed += len(options) - len(kept)
             network.keep(node, kept)
             affected.update(dict.fromkeys(network.links[node]))
     return removed, list(affected)
+
+
+def tighten(
+    network: Network, live: LiveSets, names: Sequence[str]
+) -> tuple[LiveSets | None, np.ndarray, int]:
+    """Removes options that hold too much or have no support until every one left is possible.
+
+    Returns (the live sets that can still be exceeded, their numbers in ``live``, how many
+    options went).
+
+    Raises:
+        InfeasibleError: no assignment is left.
+    """
+    removed = 0
+    sets = np.arange(len(live.room))
+    while True:
+        narrowed, kept = live.narrowed(network.options)
+        sets = sets[kept]
+        if narrowed is None:
+            return None, sets, removed
+        live = narrowed
+        oversized, affected = prune_oversized(network, live, names)
+        if not oversized:
+            return live, sets, removed
+        removed += oversized + prune_unsupported(network, names, affected)
 
 
 def forbid_conflicts(network: Network, live: LiveSets) -> int:
@@ -91,62 +127,72 @@ def forbid_conflicts(network: Network, live: LiveSets) -> int:
     The memory rows say so too, but only pairs tell it to messages and relaxations. Left out
     where there are too many nodes to compare them all.
     """
-    nodes = np.array(sorted(live.varying() & set(network.alive())), dtype=np.intp)
-    if len(nodes) > _MOST_COMPARED:
-        return 0
-    u, v = np.triu_indices(len(nodes), 1)
-    u, v = nodes[u], nodes[v]
-    room = live.least_room(
-        np.maximum(live.first[u], live.first[v]), np.minimum(live.last[u], live.last[v])
-    )
+    alive = np.array([unary is not None for unary in network.unary])
+    spans = np.flatnonzero(alive[live.node])
     amounts = {}
-    most = np.zeros(len(live.usages))
-    for node in nodes.tolist():
-        usages = live.usages[node]
-        assert usages is not None
-        amounts[node] = np.unique(usages[network.options[node]], return_inverse=True)
-        most[node] = amounts[node][0][-1]
+    most = np.zeros(len(live.node))
+    for span in spans.tolist():
+        held = live.usages[span][network.options[live.node[span]]]
+        amounts[span] = np.unique(held, return_inverse=True)
+        most[span] = amounts[span][0][-1]
+    # One of two that are too large together takes more than half of the room.
+    large = spans[most[spans] > live.least_room(live.first[spans], live.last[spans]) / 2]
+    if len(large) * len(spans) > _MOST_COMPARED:
+        return 0
+    u, v = (axis.reshape(-1) for axis in np.meshgrid(large, spans, indexing="ij"))
+    is_large = np.isin(v, large)
+    different = (live.node[u] != live.node[v]) & (~is_large | (u < v))
+    u, v = u[different], v[different]
+    first = np.maximum(live.first[u], live.first[v])
+    room = live.least_room(first, np.minimum(live.last[u], live.last[v]))
     conflicts = np.flatnonzero(most[u] + most[v] > room)
     if len(conflicts) > _MOST_CONFLICTS:
         return 0
     for index in conflicts.tolist():
-        a, b = int(u[index]), int(v[index])
-        (at_a, own), (at_b, other) = amounts[a], amounts[b]
+        (at_a, own), (at_b, other) = amounts[int(u[index])], amounts[int(v[index])]
         costs = np.where(at_a[:, None] + at_b > room[index], np.inf, 0.0)
+        a, b = live.node[[u[index], v[index]]].tolist()
         network.add_link(a, b, merged(costs, own.reshape(-1), other.reshape(-1)))
     return len(conflicts)
 
 
-def prune_dominated(network: Network, usages: Sequence[np.ndarray | None] | None) -> int:
+def prune_dominated(network: Network, live: LiveSets | None, start: list[int] | None = None) -> int:
     """Removes dominated options of every node once; returns how many went.
 
-    Args:
-        usages: per node, the memory of each choice of the problem; None where none differs.
+    Where ``start`` (a choice of the problem for every node) takes an option that goes, it is
+    given one that dominates it.
     """
     removed = 0
     for node in network.alive():
-        costs = network.costs(node)
+        costs, options = network.costs(node), network.options[node]
         if len(costs) == 1:
             continue
-        usage = None if usages is None else usages[node]
-        held = None if usage is None else usage[network.options[node]]
-        kept = _undominated(network, node, costs, held)
+        spans = range(0) if live is None else live.spans_of(node)
+        held = [] if live is None else [live.usages[span][options] for span in spans]
+        beats = _dominance(network, node, costs, held)
+        if beats is None:
+            continue
+        kept = np.flatnonzero(~beats.any(axis=0))
         if len(kept) < len(costs):
+            if start is not None:
+                better = kept[beats[kept, np.searchsorted(options, start[node])]]
+                if len(better):
+                    start[node] = int(options[better[0]])
             removed += len(costs) - len(kept)
             network.keep(node, kept)
     return removed
 
 
-def _undominated(
-    network: Network, node: int, costs: np.ndarray, held: np.ndarray | None
-) -> np.ndarray:
-    """Indices of the options to keep; of equal ones the lowest stays."""
+def _dominance(
+    network: Network, node: int, costs: np.ndarray, held: Sequence[np.ndarray]
+) -> np.ndarray | None:
+    """Bool [a, b]: whether option a makes b needless; of equal ones the lowest stays."""
     count = len(costs)
     worst = costs[:, None] - costs[None, :]  # [a, b]: how much worse a can be than b
     for link in network.links[node].values():
         classes, others = link.costs.shape
         if classes * classes * others > _COMPARISONS:
-            return np.arange(count)
+            return None
         with np.errstate(invalid="ignore"):
             difference = link.costs[:, None, :] - link.costs[None, :, :]
         # Where b is forbidden a can not be worse; inf - inf is nan there as well.
@@ -157,9 +203,9 @@ def _undominated(
             worst = worst + by_class[link.own[:, None], link.own]
     beats = ~(worst > 0)  # nan: -inf somewhere, inf elsewhere
     beats &= ~np.isnan(worst)
-    if held is not None:
-        beats &= held[:, None] <= held
+    for usage in held:
+        beats &= usage[:, None] <= usage
     # Of options that beat each other only the lowest may remove the others.
     mutual = beats & beats.T
     beats &= ~mutual | (np.arange(count)[:, None] < np.arange(count))
-    return np.flatnonzero(~beats.any(axis=0))
+    return beats

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import ilp, improve, lagrange
+from .branch import Branches
 from .clock import Clock, rounded_up, same_cost
 from .dual import Dual
 from .errors import InfeasibleError
 from .lagrange import Best
 from .layout import Layout
+from .part import Part
 
 # Part of the time left that message passing may take before integer programs have their turn:
 # where they can take the whole part, and where they can only take neighbourhoods.
@@ -25,6 +27,10 @@ _MOST_PAIRS = 500_000
 # Part of the time left that one restricted program may take.
 _PROGRAM_SHARE = 0.3
 _SWEEPS_AT_NEW_PRICES = 60
+# Branching is worth it where there is time for so many sweeps.
+_MANY_SWEEPS = 1_500
+# Part of the time left for which a better assignment is improved before branching goes on.
+_POLISH_SHARE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,22 +42,28 @@ class Found:
     bound: float
 
 
-def solve_exactly(layout: Layout, clock: Clock) -> Found:
-    """The whole part as one integer program.
+def solve_exactly(layout: Layout, clock: Clock, start: np.ndarray | None) -> Found:
+    """The whole part as one integer program; ``start`` is an assignment within the limit.
 
     Raises:
         InfeasibleError: no assignment fits, or none was found in time.
     """
     allowed = np.isfinite(layout.pair_costs)
+    best = Best()
+    if start is not None:
+        best.offer(layout, start)
     answer = ilp.solve(layout, allowed, set(), clock, np.inf)
-    if answer.choice is None:
-        raise _nothing(layout, Best(), proven=answer.solved)
-    cost = layout.cost(answer.choice)
-    clock.report("ilp", cost, min(answer.bound, cost))
-    return Found(answer.choice, cost, answer.bound)
+    if answer.choice is not None:
+        best.offer(layout, answer.choice)
+    if best.choice is None:
+        raise _nothing(layout, best, proven=answer.solved)
+    clock.report("ilp", best.cost, min(answer.bound, best.cost))
+    return Found(best.choice, best.cost, min(answer.bound, best.cost))
 
 
-def solve_part(layout: Layout, clock: Clock, whole: bool, seed: int) -> Found:
+def solve_part(
+    layout: Layout, clock: Clock, whole: bool, seed: int, start: np.ndarray | None
+) -> Found:
     """The best assignment that the time allows.
 
     Args:
@@ -59,11 +71,14 @@ def solve_part(layout: Layout, clock: Clock, whole: bool, seed: int) -> Found:
         clock: the budget.
         whole: all costs are whole numbers, so bounds may be rounded up.
         seed: of local improvement.
+        start: an assignment within the limit, to begin from.
 
     Raises:
         InfeasibleError: no assignment fits, or none was found in time.
     """
     best = Best()
+    if start is not None:
+        best.offer(layout, start)
     dual = Dual(layout)
     began = clock.elapsed()
     pairs = int(np.isfinite(layout.pair_costs).sum())
@@ -97,10 +112,18 @@ def _close_gap(dual: Dual, best: Best, bound: float, clock: Clock, whole: bool, 
     assignments and better memory prices.
     """
     layout = dual.layout
-    live = layout.live
     sets: set[int] = set()
     pairs = _FIRST_PAIRS
-    neighbourhoods = improve.Neighbourhoods(layout, seed)
+    neighbourhoods = improve.Neighbourhoods(layout, seed, dual.multipliers)
+    if _worth_branching(dual, best, bound, clock):
+        if best.choice is not None:
+            neighbourhoods.search(best, bound, clock, _POLISH_SHARE * clock.left())
+        branches = Branches(Part.whole(layout), best, clock, whole)
+        for better in branches.search(dual, bound):
+            if better and not same_cost(best.cost, branches.bound):
+                share = _POLISH_SHARE * clock.left()
+                neighbourhoods.search(best, branches.bound, clock, share)
+        bound = max(bound, branches.bound)
     while not clock.over() and not same_cost(best.cost, bound):
         reduced = dual.reduced_costs()[1]
         gap = best.cost - bound
@@ -125,7 +148,7 @@ def _close_gap(dual: Dual, best: Best, bound: float, clock: Clock, whole: bool, 
             bound = max(bound, min(answer.bound, best.cost))
             clock.report("ilp", best.cost, bound)
             break
-        if live is not None and answer.multipliers is not None:
+        if layout.memory is not None and answer.multipliers is not None:
             bound = max(bound, _reprice(dual, answer.multipliers, bound, whole))
         clock.report("ilp", best.cost, bound)
         if best.choice is not None and not same_cost(best.cost, bound):
@@ -134,6 +157,17 @@ def _close_gap(dual: Dual, best: Best, bound: float, clock: Clock, whole: bool, 
     if best.choice is not None and not same_cost(best.cost, bound):
         neighbourhoods.search(best, bound, clock, clock.left())
     return bound
+
+
+def _worth_branching(dual: Dual, best: Best, bound: float, clock: Clock) -> bool:
+    """Whether memory is limited, one program would be too large, and there is time for many."""
+    if dual.layout.memory is None:
+        return False
+    matter = dual.reduced_costs()[1] <= best.cost - bound
+    began = clock.elapsed()
+    dual.sweep()
+    seconds = clock.elapsed() - began
+    return bool(matter.sum() > _FIRST_PAIRS and _MANY_SWEEPS * seconds < clock.left())
 
 
 def _reprice(dual: Dual, multipliers: np.ndarray, bound: float, whole: bool) -> float:
@@ -153,8 +187,7 @@ def _slack(cost: float) -> float:
 
 
 def _nothing(layout: Layout, best: Best, *, proven: bool) -> InfeasibleError:
-    live = layout.live
-    if live is None:
+    if layout.memory is None:
         reason = "every assignment uses a forbidden choice or pair"
         if proven:
             return InfeasibleError(f"problem: {reason}")
@@ -162,6 +195,7 @@ def _nothing(layout: Layout, best: Best, *, proven: bool) -> InfeasibleError:
             "problem: no assignment of finite cost found in time; allow more seconds",
             proven=False,
         )
+    live = layout.memory.live
     floor = f"whatever is chosen, {live.floor:.12g} is in use at some time"
     peak = live.limit + best.over if np.isfinite(best.over) else None
     found = (

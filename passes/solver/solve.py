@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import networkx as nx
 import numpy as np
 
 from .clock import Clock, Progress, rounded_up, same_cost
-from .errors import InfeasibleError
+from .errors import InfeasibleError, ProblemError
 from .layout import Layout
-from .memory import LiveSets, fits
+from .memory import LiveSets, Spans, fits
 from .network import Network
 from .problem import Problem, Solution, evaluate
-from .prune import forbid_conflicts, prune_dominated, prune_oversized, prune_unsupported
+from .prune import forbid_conflicts, prune_dominated, prune_unsupported, tighten
 from .reduction import Reduction
 from .search import Found, solve_exactly, solve_part
 
@@ -31,6 +31,7 @@ def solve(
     seconds: float | None = None,
     method: Method = "auto",
     seed: int = 0,
+    start: Sequence[int] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Solution:
     """Finds the cheapest assignment within the memory limit.
@@ -39,16 +40,19 @@ def solve(
 
     Args:
         problem: what to decide.
-        seconds: time budget, checked between steps; None goes on until the optimum is proven
-            or nothing more is found. With 0 one quick attempt is made.
+        seconds: time budget, checked between steps. None goes on until the optimum is proven
+            or until neither cost nor bound has got better for 20 seconds, or for half of the
+            time until then if that is more. With 0 one quick attempt is made.
         method: "auto" eliminates, passes messages, and proves the rest with integer programs;
             "reduce" eliminates and hands the rest to one integer program; "ilp" hands
             everything to one integer program.
         seed: of the local improvement.
+        start: an assignment within the limit, to begin from; the result is never dearer.
         progress: called whenever a better assignment or bound is known.
 
     Raises:
         InfeasibleError: no assignment of finite cost fits, or none was found in time.
+        ProblemError: ``start`` is no assignment of the problem within the limit.
         ValueError: an unknown method or negative seconds.
     """
     if method not in ("auto", "ilp", "reduce"):
@@ -56,13 +60,15 @@ def solve(
     if seconds is not None and not seconds >= 0:
         raise ValueError(f"seconds: got {seconds}, expected a number >= 0 or None")
     clock = Clock(seconds, progress)
+    begin = None if start is None else _checked(problem, start)
     network = Network.of(problem)
     reduction = None
+    spans = Spans.of(problem)
     if method == "ilp":
-        live = _live_sets(problem, network)
+        live = _live_sets(problem, spans, network)
     else:
-        live = _prune(problem, network, clock)
-        reduction = _reduce(network, live, clock)
+        live = _prune(problem, spans, network, clock)
+        reduction = _reduce(network, live, begin, clock)
     constant, network.constant = network.constant, 0.0
     cost = bound = constant
     choice: dict[int, int] = {}
@@ -70,30 +76,42 @@ def solve(
     parts = _components(network, live)
     for index, nodes in enumerate(parts):
         clock.elsewhere = (cost, bound) if index == len(parts) - 1 else None
+        clock.patience_anew()
         layout = Layout(network, nodes, live)
         if method == "auto":
-            found = solve_part(layout, clock, whole, seed)
+            found = solve_part(layout, clock, whole, seed, layout.options_of(begin))
         else:
-            found = _exactly(layout, clock, method)
+            found = _exactly(layout, clock, method, layout.options_of(begin))
         cost, bound = cost + found.cost, bound + found.bound
         choice.update(layout.choices(found.choice))
     if reduction is not None:
         choice = reduction.expand(choice)
-    return _finish(problem, choice, rounded_up(bound, whole), clock)
+    original = tuple(choice[node] for node in range(len(problem.nodes)))
+    return _finish(problem, original, start, rounded_up(bound, whole), clock)
 
 
-def _prune(problem: Problem, network: Network, clock: Clock) -> LiveSets | None:
+def _checked(problem: Problem, start: Sequence[int]) -> list[int]:
+    """A copy of the assignment to begin from, which must be within the limit."""
+    cost, peak = evaluate(problem, start)
+    if not np.isfinite(cost):
+        raise ProblemError("start: got an assignment with a forbidden choice or pair")
+    if not fits(peak, problem.usage_limit):
+        raise ProblemError(
+            f"start: got an assignment with a peak of {peak:.12g}, expected at most the limit "
+            f"of {problem.usage_limit:.12g}"
+        )
+    return [int(chosen) for chosen in start]
+
+
+def _prune(problem: Problem, spans: Spans, network: Network, clock: Clock) -> LiveSets | None:
     """Removes impossible options until none is left; returns the live sets that remain."""
     began = clock.elapsed()
     names = [node.name for node in problem.nodes]
     removed = prune_unsupported(network, names)
-    live = _live_sets(problem, network)
-    while live is not None:
-        oversized, affected = prune_oversized(network, live)
-        if not oversized:
-            break
-        removed += oversized + prune_unsupported(network, names, affected)
-        live = _live_sets(problem, network)
+    live = _live_sets(problem, spans, network)
+    if live is not None:
+        live, _, oversized = tighten(network, live, names)
+        removed += oversized
     conflicts = 0
     if live is not None:
         conflicts = forbid_conflicts(network, live)
@@ -103,35 +121,37 @@ def _prune(problem: Problem, network: Network, clock: Clock) -> LiveSets | None:
     return live
 
 
-def _live_sets(problem: Problem, network: Network) -> LiveSets | None:
-    live = LiveSets.of(problem, network.options)
-    if live is not None and live.room.min() < 0:
-        raise InfeasibleError(
-            f"memory: no assignment is within the limit of {problem.usage_limit:.12g}: "
-            f"whatever is chosen, {live.floor:.12g} is in use at some time; "
-            "raise the limit or allow choices that hold less",
-            peak_bound=live.floor,
-        )
+def _live_sets(problem: Problem, spans: Spans, network: Network) -> LiveSets | None:
+    if problem.usage_limit is None:
+        return None
+    live = LiveSets.of(spans, problem.usage_limit, network.options)
+    if live is not None:
+        live.check()
     return live
 
 
-def _reduce(network: Network, live: LiveSets | None, clock: Clock) -> Reduction:
-    """Eliminates every node whose memory does not matter and that has few neighbours."""
+def _reduce(
+    network: Network, live: LiveSets | None, begin: list[int] | None, clock: Clock
+) -> Reduction:
+    """Eliminates every node whose memory does not matter and that has few neighbours.
+
+    Where an option of ``begin`` goes, it gets one that is no worse.
+    """
     began = clock.elapsed()
     before = len(network.alive())
     keep = set() if live is None else live.varying()
     reduction = Reduction(network, lambda node: node not in keep).run()
     left = network.alive()
     if left and sum(len(network.costs(node)) for node in left) <= _DOMINANCE_OPTIONS:
-        prune_dominated(network, None if live is None else live.usages)
+        prune_dominated(network, live, begin)
         reduction.run()
     clock.done("reduce", began, f"{before} -> {len(network.alive())} nodes")
     return reduction
 
 
-def _exactly(layout: Layout, clock: Clock, method: str) -> Found:
+def _exactly(layout: Layout, clock: Clock, method: str, begin: np.ndarray | None) -> Found:
     began = clock.elapsed()
-    found = solve_exactly(layout, clock)
+    found = solve_exactly(layout, clock, begin)
     clock.done(method, began, f"{len(layout.nodes)} nodes, cost {found.cost:.12g}")
     return found
 
@@ -148,9 +168,18 @@ def _components(network: Network, live: LiveSets | None) -> list[list[int]]:
     return sorted(parts, key=len)
 
 
-def _finish(problem: Problem, choice: dict[int, int], bound: float, clock: Clock) -> Solution:
-    original = tuple(choice[node] for node in range(len(problem.nodes)))
-    cost, peak = evaluate(problem, original)
+def _finish(
+    problem: Problem,
+    choice: tuple[int, ...],
+    start: Sequence[int] | None,
+    bound: float,
+    clock: Clock,
+) -> Solution:
+    cost, peak = evaluate(problem, choice)
+    if start is not None:
+        started, at_start = evaluate(problem, start)
+        if started < cost:
+            choice, cost, peak = tuple(int(chosen) for chosen in start), started, at_start
     if not np.isfinite(cost):
         raise InfeasibleError("problem: every assignment uses a forbidden choice or pair")
     assert fits(peak, problem.usage_limit), f"peak {peak} over the limit {problem.usage_limit}"
@@ -158,7 +187,7 @@ def _finish(problem: Problem, choice: dict[int, int], bound: float, clock: Clock
     clock.elsewhere = (0.0, 0.0)
     clock.report("done", cost, min(bound, cost))
     return Solution(
-        original,
+        choice,
         cost,
         cost if optimal else bound,
         peak,

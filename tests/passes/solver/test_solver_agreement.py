@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
-from autopar.passes.solver import Edge, InfeasibleError, Node, Problem, evaluate, solve
+from autopar.passes.solver import (
+    Edge,
+    Held,
+    InfeasibleError,
+    Node,
+    Problem,
+    ProblemError,
+    evaluate,
+    solve,
+)
 
 METHODS = ("auto", "ilp", "reduce")
 
 
 def random_problem(
-    seed: int, *, memory: bool, whole: bool = True, nodes: int = 6, choices: int = 4
+    seed: int,
+    *,
+    memory: bool,
+    whole: bool = True,
+    nodes: int = 6,
+    choices: int = 4,
+    ranges: int = 1,
 ) -> Problem:
-    """Up to ``nodes`` nodes, parallel edges, forbidden choices and pairs, several components."""
+    """Up to ``nodes`` nodes, parallel edges, forbidden choices and pairs, several components.
+
+    Every node holds memory over up to ``ranges`` live ranges, which may overlap.
+    """
     random = np.random.default_rng(seed)
     count = int(random.integers(1, nodes + 1))
     sizes = random.integers(1, choices + 1, count)
@@ -27,16 +46,20 @@ def random_problem(
         values[random.random(shape) < 0.15] = np.inf
         return values
 
-    made = []
-    for index, size in enumerate(sizes.tolist()):
+    def held(size: int) -> Held:
         lo = int(random.integers(0, 6))
         hi = int(random.integers(lo, 7))
         usages = random.integers(0, 8, size).astype(float)
         if not whole:
             usages += random.random(size)
-        made.append(
-            Node(f"n{index}", costs(size), usages if random.random() < 0.8 else None, (lo, hi))
+        return Held(usages, (lo, hi))
+
+    made = [
+        Node(
+            f"n{index}", costs(size), tuple(held(size) for _ in range(random.integers(ranges + 1)))
         )
+        for index, size in enumerate(sizes.tolist())
+    ]
     edges = []
     if count > 1:
         for _ in range(int(random.integers(0, 2 * count + 1))):
@@ -46,14 +69,20 @@ def random_problem(
     return Problem(tuple(made), tuple(edges), limit)
 
 
+def assignments(problem: Problem) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*(range(len(node.costs)) for node in problem.nodes))
+
+
+def fits(problem: Problem, choice: Sequence[int]) -> bool:
+    """Whether an assignment is allowed and within the limit."""
+    cost, peak = evaluate(problem, choice)
+    return bool(cost < np.inf) and (problem.usage_limit is None or peak <= problem.usage_limit)
+
+
 def brute_force(problem: Problem) -> float:
     """The least cost within the limit; ``inf`` when nothing fits."""
-    best = np.inf
-    for choice in itertools.product(*(range(len(node.costs)) for node in problem.nodes)):
-        cost, peak = evaluate(problem, choice)
-        if problem.usage_limit is None or peak <= problem.usage_limit:
-            best = min(best, cost)
-    return best
+    costs = (evaluate(problem, c)[0] for c in assignments(problem) if fits(problem, c))
+    return min(costs, default=np.inf)
 
 
 def check(problem: Problem, method: str, expected: float) -> None:
@@ -83,15 +112,62 @@ def test_every_method_finds_the_brute_force_optimum(block: int, whole: bool, mem
             check(problem, method, expected)
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "float"])
+@pytest.mark.parametrize("ranges", [2, 4])
+@pytest.mark.parametrize("block", range(4))
+def test_nodes_with_several_live_ranges(block: int, ranges: int, whole: bool) -> None:
+    for seed in range(2000 + 15 * block, 2000 + 15 * (block + 1)):
+        problem = random_problem(seed, memory=True, whole=whole, ranges=ranges)
+        expected = brute_force(problem)
+        for method in METHODS:
+            check(problem, method, expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [False, True], ids=["free", "limited"])
 @pytest.mark.parametrize("block", range(10))
 def test_more_and_larger_problems(block: int, memory: bool) -> None:
     for seed in range(1000 + 40 * block, 1000 + 40 * (block + 1)):
-        problem = random_problem(seed, memory=memory, whole=seed % 2 == 0, nodes=8, choices=3)
+        problem = random_problem(
+            seed, memory=memory, whole=seed % 2 == 0, nodes=8, choices=3, ranges=1 + seed % 3
+        )
         expected = brute_force(problem)
         for method in METHODS:
             check(problem, method, expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_start_is_never_lost(method: str) -> None:
+    """From any assignment within the limit: the optimum, and with no time at least the start."""
+    for seed in range(3000, 3040):
+        problem = random_problem(seed, memory=True, ranges=3)
+        expected = brute_force(problem)
+        starts = [choice for choice in assignments(problem) if fits(problem, choice)]
+        for start in starts[:: max(1, len(starts) // 3)]:
+            cost = evaluate(problem, start)[0]
+            short = solve(problem, method=method, start=start, seconds=0)
+            assert fits(problem, short.choice)
+            assert short.bound <= expected <= short.cost <= cost
+            assert solve(problem, method=method, start=start).cost == pytest.approx(expected)
+
+
+def test_a_start_out_of_the_question_is_refused() -> None:
+    problem = Problem(
+        (
+            Node("a", np.array([1.0, 0.0]), (Held(np.array([3.0, 9.0]), (0, 1)),)),
+            Node("b", np.array([0.0, np.inf])),
+        ),
+        usage_limit=5.0,
+    )
+    assert solve(problem, start=(0, 0)).cost == 1.0
+    for start, message in [
+        ((1, 0), "peak of 9, expected at most the limit of 5"),
+        ((0, 1), "forbidden choice or pair"),
+        ((0,), "got 1 choices, expected 2"),
+        ((0, 7), "got choice 7, expected 0 to 1"),
+    ]:
+        with pytest.raises(ProblemError, match=message):
+            solve(problem, start=start)
 
 
 def grid_problem(seed: int, side: int, choices: int, limit: float | None) -> Problem:
@@ -102,7 +178,9 @@ def grid_problem(seed: int, side: int, choices: int, limit: float | None) -> Pro
         row = index // side
         costs = random.integers(0, 100, choices).astype(float)
         usages = np.sort(random.integers(0, 50, choices))[::-1].astype(float)
-        nodes.append(Node(f"n{index}", costs + np.arange(choices) * 10, usages, (row, row + 2)))
+        nodes.append(
+            Node(f"n{index}", costs + np.arange(choices) * 10, (Held(usages, (row, row + 2)),))
+        )
         for other in ([index - 1] if index % side else []) + ([index - side] if row else []):
             matrix = random.integers(0, 60, (choices, choices)).astype(float)
             matrix[random.random(matrix.shape) < 0.2] = np.inf

@@ -51,7 +51,7 @@ def test_without_the_limit_the_example_is_cheaper() -> None:
 def test_huge_costs_are_forbidden() -> None:
     document = copy.deepcopy(EXAMPLE)
     document["problem"]["nodes"]["costs"][1] = [10**18, 65]
-    document["problem"]["edges"]["costs"][2] = [90, 10, 10**18 + 7, 80]
+    document["problem"]["edges"]["costs"][2] = [90, 10, 10**30, 80]
     problem = parse(document)
     assert problem.nodes[1].costs.tolist() == [np.inf, 65]
     assert problem.edges[2].dense().tolist() == [[90, 10], [np.inf, 80]]
@@ -111,6 +111,28 @@ def change(path: list[Any], value: Any) -> dict[str, Any]:
             "problem.edges.costs[1]: got 2 costs, expected 1 x 3",
         ),
         (
+            change(["problem", "nodes", "costs", 1], [1, float("nan")]),
+            "node 1 (n1): got costs with nan or -inf",
+        ),
+        (
+            change(["problem", "nodes", "costs", 1], [1, -(10**400)]),
+            "node 1 (n1): got costs with nan or -inf",
+        ),
+        (
+            change(["problem", "nodes", "costs", 1], [1, None]),
+            "problem.nodes.costs[1]: got [1, None], expected a list of numbers",
+        ),
+        (change(["problem", "nodes", "costs", 0], []), "problem.nodes.costs[0]: got no choices"),
+        (
+            change(["problem", "nodes", "intervals", 2], [-3, 3]),
+            "node 2 (n2): got interval [-3, 3)",
+        ),
+        (
+            change(["problem", "nodes", "intervals", 2], [0, 10**30]),
+            "node 2 (n2): got interval [0, 1000000000000000000000000000000)",
+        ),
+        (change(["problem", "usage_limit"], float("nan")), "usage limit: got nan"),
+        (
             change(["problem", "usage_limit"], "much"),
             "problem.usage_limit: got 'much', expected a number",
         ),
@@ -125,7 +147,7 @@ def test_a_malformed_document_is_named(document: Any, message: str) -> None:
 def test_files_are_read_plain_and_zipped(tmp_path: Path) -> None:
     text = json.dumps(EXAMPLE)
     (tmp_path / "a.json").write_text(text)
-    (tmp_path / "b.json.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "b.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
     for name in ("a.json", "b.json.gz"):
         problem = load(tmp_path / name)
         assert (len(problem.nodes), len(problem.edges), problem.usage_limit) == (5, 5, 50.0)
@@ -137,13 +159,20 @@ def test_files_are_read_plain_and_zipped(tmp_path: Path) -> None:
         ("cut.json", b'{"problem": {'),
         ("text.json", b"\xff\xfe\x00"),
         ("plain.json.gz", b"{}"),
-        ("cut.json.gz", gzip.compress(json.dumps(EXAMPLE).encode())[:-20]),
+        ("cut.json.gz", gzip.compress(json.dumps(EXAMPLE).encode(), mtime=0)[:-20]),
+        ("spoilt.json.gz", gzip.compress(json.dumps(EXAMPLE).encode(), mtime=0)[:40] + b"\0" * 40),
+        ("deep.json", b"[" * 100_000),
     ],
 )
-def test_a_file_that_is_no_document_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_file_that_is_no_document_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ProblemError, match=name):
         load(tmp_path / name)
+    assert main([str(tmp_path / name), "--seconds", "0"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and name in lines[0]
 
 
 def test_the_command_ends_with_the_assignment(
@@ -163,9 +192,9 @@ def test_the_command_reports_what_is_wrong(
     (tmp_path / "bad.json").write_text("{}")
     document = change(["problem", "usage_limit"], 49)
     (tmp_path / "tight.json").write_text(json.dumps(document))
-    assert main([str(tmp_path / "bad.json")]) == 1
+    assert main([str(tmp_path / "bad.json")]) == 2
     assert "no 'problem'" in capsys.readouterr().err
     assert main([str(tmp_path / "tight.json")]) == 1
     assert "limit of 49" in capsys.readouterr().err
-    assert main([str(tmp_path / "missing.json")]) == 1
+    assert main([str(tmp_path / "missing.json")]) == 2
     assert "missing.json" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import pytest
 
 from autopar.passes.solver import (
     Edge,
+    Held,
     InfeasibleError,
     Node,
     Problem,
@@ -27,8 +28,7 @@ def ring(count: int, choices: int, seed: int, limit: float | None) -> Problem:
         Node(
             f"n{index}",
             np.sort(random.integers(0, 100, choices)).astype(float),
-            np.sort(random.integers(0, 100, choices))[::-1].astype(float),
-            (0, 1),
+            (Held(np.sort(random.integers(0, 100, choices))[::-1].astype(float), (0, 1)),),
         )
         for index in range(count)
     )
@@ -45,8 +45,8 @@ def ring(count: int, choices: int, seed: int, limit: float | None) -> Problem:
 def two_nodes(limit: float) -> Problem:
     """The second node is cheap only where the first holds much."""
     nodes = (
-        Node("a", np.array([0.0, 0.0]), np.array([9.0, 2.0]), (0, 2)),
-        Node("b", np.array([0.0, 5.0]), np.array([4.0, 3.0]), (1, 3)),
+        Node("a", np.array([0.0, 0.0]), (Held(np.array([9.0, 2.0]), (0, 2)),)),
+        Node("b", np.array([0.0, 5.0]), (Held(np.array([4.0, 3.0]), (1, 3)),)),
     )
     forbidden = Edge.from_dense(0, 1, np.array([[0.0, 0.0], [np.inf, np.inf]]))
     return Problem(nodes, (forbidden,), limit)

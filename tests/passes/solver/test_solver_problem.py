@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autopar.passes.solver import Edge, Node, Problem, ProblemError, Solution, evaluate
+from autopar.passes.solver import Edge, Held, Node, Problem, ProblemError, Solution, evaluate
 
 TWO = (Node("a", np.zeros(2)), Node("b", np.zeros(3)))
+
+
+def holder(usages: np.ndarray, interval: tuple[int, int] = (0, 1), choices: int = 1) -> Node:
+    return Node("x", np.zeros(choices), (Held(usages, interval),))
 
 
 def edge(costs: np.ndarray, u: int = 0, v: int = 1) -> Edge:
@@ -26,9 +30,9 @@ def test_from_dense_merges_equal_rows_and_columns() -> None:
 
 def test_evaluate_adds_nodes_edges_and_parallel_edges() -> None:
     nodes = (
-        Node("a", np.array([1.0, 2.0]), np.array([5.0, 0.0]), (0, 2)),
-        Node("b", np.array([10.0, 20.0]), np.array([1.0, 7.0]), (1, 3)),
-        Node("c", np.array([0.5]), np.array([4.0]), (2, 2)),
+        Node("a", np.array([1.0, 2.0]), (Held(np.array([5.0, 0.0]), (0, 2)),)),
+        Node("b", np.array([10.0, 20.0]), (Held(np.array([1.0, 7.0]), (1, 3)),)),
+        Node("c", np.array([0.5]), (Held(np.array([4.0]), (2, 2)),)),
     )
     first = edge(np.array([[0.0, 3.0], [4.0, 0.0]]))
     second = edge(np.array([[0.0, 0.0], [6.0, 0.0]]), 1, 0)
@@ -60,11 +64,11 @@ def test_evaluate_refuses_what_is_no_assignment(choice: list[int], message: str)
         (Node("x", np.array([-np.inf])), "node 0 (x): got costs with nan or -inf"),
         (Node("x", np.array(["1"])), "node 0 (x): got costs ndarray, expected a numeric array"),
         (Node("x", [1.0]), "node 0 (x): got costs list, expected a numeric array"),  # type: ignore[arg-type]
-        (Node("x", np.zeros(2), np.zeros(3)), "node 0 (x): got 3 usages for 2 costs"),
-        (Node("x", np.zeros(1), np.array([-1.0])), "node 0 (x): got usages [-1.]"),
-        (Node("x", np.zeros(1), np.array([np.inf])), "node 0 (x): got usages [inf]"),
-        (Node("x", np.zeros(1), None, (3, 2)), "node 0 (x): got interval [3, 2)"),
-        (Node("x", np.zeros(1), None, (-1, 2)), "node 0 (x): got interval [-1, 2)"),
+        (holder(np.zeros(3), choices=2), "node 0 (x): got 3 usages for 2 costs"),
+        (holder(np.array([-1.0])), "node 0 (x): got usages [-1.]"),
+        (holder(np.array([np.inf])), "node 0 (x): got usages [inf]"),
+        (holder(np.zeros(1), (3, 2)), "node 0 (x): got interval [3, 2)"),
+        (holder(np.zeros(1), (-1, 2)), "node 0 (x): got interval [-1, 2)"),
     ],
 )
 def test_a_malformed_node_is_named(node: Node, message: str) -> None:
