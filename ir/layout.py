@@ -11,14 +11,17 @@ state      the value on each rank         its gradient on each rank
 ``"P"``    a term: the sum is the value   the whole gradient, the same everywhere
 ========== ============================== =============================================
 
-The names and the duality of R and P are those of typed SPMD in PyTorch and JAX.
+The names and the duality of R and P are those of typed SPMD in PyTorch and JAX. Where a dimension
+does not divide, its blocks are uneven (`autopar.ir.cut`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.ir.cut import Span, is_even, largest, simplest_unit, span
 from autopar.ir.errors import LayoutError
 from autopar.ir.mesh import Mesh
 
@@ -37,11 +40,16 @@ class Layout:
         for each dimension the axes that split it, the major one first
     replicate, partial:
         the axes in state R and P, sorted by name
+    units:
+        for each dimension how many elements stay together where it is cut (`autopar.ir.cut`);
+        empty where that is one everywhere. Layouts that give the same pieces of a tensor are
+        equal once they are `simplified`
     """
 
     dims: tuple[tuple[str, ...], ...]
     replicate: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
+    units: tuple[int, ...] = ()
 
     @staticmethod
     def whole(rank: int) -> Layout:
@@ -50,11 +58,15 @@ class Layout:
 
     @staticmethod
     def make(
-        dims: Iterable[Iterable[str]], replicate: Iterable[str] = (), partial: Iterable[str] = ()
+        dims: Iterable[Iterable[str]],
+        replicate: Iterable[str] = (),
+        partial: Iterable[str] = (),
+        units: Iterable[int] = (),
     ) -> Layout:
         """A layout with its axes in canonical order, refused if an axis is used twice."""
+        split = tuple(tuple(d) for d in dims)
         layout = Layout(
-            tuple(tuple(d) for d in dims), tuple(sorted(replicate)), tuple(sorted(partial))
+            split, tuple(sorted(replicate)), tuple(sorted(partial)), _plain(split, units)
         )
         used = layout.mentioned
         if len(set(used)) != len(used):
@@ -64,7 +76,8 @@ class Layout:
     def __hash__(self) -> int:
         # Layouts key every cost table of the planner: the hash is worked out once.
         if "_hash" not in self.__dict__:
-            object.__setattr__(self, "_hash", hash((self.dims, self.replicate, self.partial)))
+            key = (self.dims, self.replicate, self.partial, self.units)
+            object.__setattr__(self, "_hash", hash(key))
         return self.__dict__["_hash"]
 
     def __getstate__(self) -> dict[str, object]:
@@ -104,36 +117,114 @@ class Layout:
             replicate.append(axis)
         elif state == PARTIAL:
             partial.append(axis)
-        return Layout.make(dims, replicate, partial)
+        return Layout.make(dims, replicate, partial, self.units)
 
     def without_gradient(self) -> Layout:
         """The same value layout for a tensor that carries no gradient: R is then I."""
-        return Layout(self.dims, (), self.partial) if self.replicate else self
+        return Layout(self.dims, (), self.partial, self.units) if self.replicate else self
+
+    def unit(self, dim: int) -> int:
+        """How many elements of a dimension stay together where it is cut."""
+        return self.units[dim] if self.units else 1
+
+    def with_unit(self, dim: int, unit: int) -> Layout:
+        """The layout with another unit in one dimension."""
+        units = [unit if d == dim else self.unit(d) for d in range(self.rank)]
+        return Layout(self.dims, self.replicate, self.partial, _plain(self.dims, units))
+
+    def simplified(self, shape: Sequence[int], mesh: Mesh) -> Layout:
+        """The same pieces of a tensor of some shape, in the smallest units that give them."""
+        if not self.units:
+            return self
+        units = [
+            simplest_unit(size, mesh.sizes_of(axes), unit)
+            for size, axes, unit in zip(shape, self.dims, self.units, strict=True)
+        ]
+        return Layout(self.dims, self.replicate, self.partial, _plain(self.dims, units))
 
     def counts(self, mesh: Mesh) -> tuple[int, ...]:
         """Into how many pieces each dimension is split (MindSpore's strategy of a tensor)."""
         return tuple(mesh.axis_size(*axes) for axes in self.dims)
 
-    def divides(self, shape: Sequence[int], mesh: Mesh) -> bool:
-        """Whether every split dimension divides evenly."""
-        return all(size % n == 0 for size, n in zip(shape, self.counts(mesh), strict=True))
+    def pieces(self, shape: Sequence[int], mesh: Mesh, dims: Iterable[int] | None = None) -> float:
+        """How often the largest piece goes into the whole, in some dimensions (default: in all).
 
-    def local_shape(self, shape: Sequence[int], mesh: Mesh) -> tuple[int, ...]:
-        """The shape of one rank's piece; every split dimension must divide evenly."""
+        The number of pieces where they are even, less where they are not.
+        """
+        number = 1.0
+        for d in range(self.rank) if dims is None else dims:
+            if self.dims[d]:
+                counts = mesh.sizes_of(self.dims[d])
+                most = largest(shape[d], counts, self.unit(d))
+                number *= shape[d] / most if most else math.prod(counts)
+        return number
+
+    def divides(self, shape: Sequence[int], mesh: Mesh) -> bool:
+        """Whether all ranks hold pieces of one shape."""
+        return all(
+            is_even(size, mesh.sizes_of(axes), self.unit(d))
+            for d, (size, axes) in enumerate(zip(shape, self.dims, strict=True))
+        )
+
+    def span(self, dim: int, size: int, mesh: Mesh, coordinates: Mapping[str, int]) -> Span:
+        """From where to where the piece of the rank at `coordinates` reaches in a dimension."""
+        axes = self.dims[dim]
+        at = [coordinates[axis] for axis in axes]
+        return span(size, mesh.sizes_of(axes), at, self.unit(dim))
+
+    def local_shape(
+        self, shape: Sequence[int], mesh: Mesh, coordinates: Mapping[str, int] | None = None
+    ) -> tuple[int, ...]:
+        """The shape of the piece of the rank at `coordinates`; without them, of the largest.
+
+        No rank's piece is larger in any dimension than that of the first rank.
+        """
+        self.check(shape)
+        if not coordinates:
+            return tuple(
+                largest(size, mesh.sizes_of(axes), self.unit(d)) if axes else size
+                for d, (size, axes) in enumerate(zip(shape, self.dims, strict=True))
+            )
+        spans = (self.span(d, size, mesh, coordinates) for d, size in enumerate(shape))
+        return tuple(stop - start for start, stop in spans)
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Raise LayoutError unless the layout is one of tensors of this shape."""
         if len(shape) != self.rank:
             raise LayoutError(
                 f"layout {self}: it has {self.rank} dimensions, the tensor {tuple(shape)} "
                 f"has {len(shape)}"
             )
-        for d, (size, n) in enumerate(zip(shape, self.counts(mesh), strict=True)):
-            if size % n:
+        if not self.units:
+            return
+        for d, (size, unit) in enumerate(zip(shape, self.units, strict=True)):
+            if unit < 1 or size % unit:
                 raise LayoutError(
-                    f"layout {self}: dimension {d} of size {size} does not divide into {n} pieces"
+                    f"layout {self}: dimension {d} of size {size} has no units of {unit}"
                 )
-        return tuple(s // n for s, n in zip(shape, self.counts(mesh), strict=True))
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """How each dimension is cut, as text: ``""``, ``"@dp+tp"``, ``"@tp/64"``."""
+        units = self.units or (1,) * self.rank
+        return tuple(
+            f"@{'+'.join(axes)}{f'/{unit}' if unit > 1 else ''}" if axes else ""
+            for axes, unit in zip(self.dims, units, strict=True)
+        )
 
     def __str__(self) -> str:
-        dims = ", ".join("@" + "+".join(d) if d else "-" for d in self.dims)
+        dims = ", ".join(cut or "-" for cut in self.cuts)
         extra = f" rep({','.join(self.replicate)})" if self.replicate else ""
         extra += f" sum({','.join(self.partial)})" if self.partial else ""
         return f"[{dims}]{extra}"
+
+
+def _plain(dims: Sequence[Sequence[str]], units: Iterable[int]) -> tuple[int, ...]:
+    """Units in canonical form: 1 where nothing is cut, nothing at all where all are 1."""
+    given = tuple(units)
+    if not given:
+        return ()
+    if len(given) != len(dims):
+        raise LayoutError(f"units {given}: expected one for each of {len(dims)} dimensions")
+    found = tuple(unit if axes else 1 for unit, axes in zip(given, dims, strict=True))
+    return found if any(unit != 1 for unit in found) else ()

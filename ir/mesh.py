@@ -63,6 +63,12 @@ class Mesh:
                 raise MeshError(f"unknown mesh axis {name!r}: the mesh is {self}")
         return math.prod(sizes[name] for name in names)
 
+    def sizes_of(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        """The sizes of the named axes, in the order given."""
+        self.axis_size(*names)
+        sizes = dict(self.axes)
+        return tuple(sizes[name] for name in names)
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """The position of a rank along each axis."""
         if not 0 <= rank < self.size:

@@ -22,7 +22,7 @@ _TOKEN = re.compile(
     | (?P<ref>%[\w.]+)
     | (?P<number>-?\d+(?:\.\d*)?(?:e[+-]?\d+)?|-inf\b)
     | (?P<word>[^\W\d][\w.]*)
-    | (?P<mark>\.\.\.|[()\[\]{}:,=@+])
+    | (?P<mark>\.\.\.|[()\[\]{}:,=@+/])
     | (?P<comment>\#.*)
     | (?P<end>$)
     )""",
@@ -252,7 +252,7 @@ class _Reader:
             line.fail(f"unknown dtype {dtype.text!r}", dtype)
         line.expect("[")
         sizes = line.list_of(lambda: self.dimension(line), "]")
-        dims = [axes for _, axes in sizes]
+        dims = [axes for _, axes, _ in sizes]
         marks: dict[str, list[str]] = {}
         while line.at("grad", "rep", "sum", "whole", "unlaid"):
             mark = line.take().text
@@ -266,20 +266,24 @@ class _Reader:
             line.fail(f"{start.text} is marked 'unlaid' and has a layout", start)
         if stated or (self.mesh is not None and "unlaid" not in marks):
             try:
-                layout = Layout.make(dims, marks.get("rep", ()), marks.get("sum", ()))
+                units = [unit for _, _, unit in sizes]
+                layout = Layout.make(dims, marks.get("rep", ()), marks.get("sum", ()), units)
             except LayoutError as error:
                 line.fail(str(error), start)
-        shape = tuple(size for size, _ in sizes)
+        shape = tuple(size for size, _, _ in sizes)
         return Value(start.text[1:], shape, _DTYPES[dtype.text], "grad" in marks, layout)
 
-    def dimension(self, line: _Line) -> tuple[int, list[str]]:
+    def dimension(self, line: _Line) -> tuple[int, list[str], int]:
+        """``size``, ``size@axis+axis`` or ``size@axis/unit``."""
         size = self.integer(line)
-        axes = []
+        axes, unit = [], 1
         if line.accept("@"):
             axes.append(self.axis(line))
             while line.accept("+"):
                 axes.append(self.axis(line))
-        return size, axes
+            if line.accept("/"):
+                unit = self.integer(line)
+        return size, axes, unit
 
     def axis(self, line: _Line) -> str:
         axis = line.kind("word", "a mesh axis")

@@ -15,10 +15,11 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from autopar.ir.cut import chunk, fills, is_offered, largest, simplest_unit
 from autopar.ir.errors import GraphError
 from autopar.ir.layout import INVARIANT, PARTIAL, REPLICATE, Layout
 from autopar.ir.mesh import Mesh
@@ -41,12 +42,15 @@ class Assist:
     absent:
         the state of a result that lacks the factor: "P" (a term of the sum) or "I" (the operator
         itself completes it)
+    itemsize:
+        bytes of an element; None: those of the operator's first operand
     """
 
     forward: int = 0
     backward: int = 0
     over: tuple[str, ...] = ()
     absent: str = PARTIAL
+    itemsize: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,12 @@ class Rule:
         arguments that spell local sizes
     flops:
         floating point operations of the whole forward call
+    special:
+        how many exponentials the whole call takes, forward and backward; another function counts
+        as so many of them as it takes the time of
+    inner:
+        the factors of every tensor of the call's own size that it makes for itself: written
+        forward, read backward, where its gradient is written and read as well
     assist:
         the runtime operator (``"autopar.<name>"``) that replaces the call when an axis splits an
         assisted factor. It takes the call's own (local) arguments and the keyword ``split``, a
@@ -112,6 +122,11 @@ class Rule:
         the operands in the order a MindSpore-form strategy lists them (default: as they are)
     flatten_hint:
         operand 0 may be hinted in two entries, all leading dimensions taken as one
+    filled:
+        factors of which no rank's piece may be empty, because the operator fails on such a piece
+        although other ranks' results depend on its call
+    note:
+        where the rule comes from if not from the compiler's table, or why there is none
     """
 
     factors: tuple[Factor, ...]
@@ -121,11 +136,15 @@ class Rule:
     joins: tuple[int, ...] = ()
     sizes: tuple[SizeArgument, ...] = ()
     flops: int = 0
+    special: tuple[int, int] = (0, 0)
+    inner: tuple[tuple[str, ...], ...] = ()
     assist: str | None = None
     always_assist: bool = False
     opaque: bool = False
     hint_order: tuple[int, ...] = ()
     flatten_hint: bool = False
+    filled: tuple[str, ...] = ()
+    note: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         known = {f.name for f in self.factors}
@@ -156,6 +175,11 @@ class Rule:
     @cached_property
     def by_name(self) -> dict[str, Factor]:
         return {f.name: f for f in self.factors}
+
+    @cached_property
+    def has_composite(self) -> bool:
+        """Whether some dimension is made of several factors."""
+        return any(len(dim) > 1 for dims in self.operands + self.results for dim in dims)
 
     def is_reduced(self, factor: str) -> bool:
         """Whether the factor is in an operand and in no result."""
@@ -195,17 +219,18 @@ def is_copy_role(role: str, rule: Rule) -> bool:
     return role not in rule.by_name
 
 
-def opaque_rule(operand_ranks: Sequence[int], result_ranks: Sequence[int]) -> Rule:
+def opaque_rule(operand_ranks: Sequence[int], result_ranks: Sequence[int], note: str = "") -> Rule:
     """The rule of an unknown operator: nothing is split, everything is Invariant."""
     return Rule(
         factors=(),
         operands=tuple(((),) * rank for rank in operand_ranks),
         results=tuple(((),) * rank for rank in result_ranks),
         opaque=True,
+        note=note,
     )
 
 
-def operand_layout(rule: Rule, strategy: Strategy, index: int, grad: bool) -> Layout:
+def operand_layout(rule: Rule, strategy: Strategy, index: int, grad: bool, mesh: Mesh) -> Layout:
     """The layout a strategy asks of one operand; `grad`: a gradient flows back through it."""
     dims = rule.operands[index]
     replicate, partial = [], []
@@ -223,10 +248,10 @@ def operand_layout(rule: Rule, strategy: Strategy, index: int, grad: bool) -> La
             partial.append(axis)
         elif grad:
             replicate.append(axis)
-    return Layout.make(_split_dims(dims, strategy), replicate, partial)
+    return _layout(rule, strategy, dims, replicate, partial, mesh)
 
 
-def result_layout(rule: Rule, strategy: Strategy, index: int, grad: bool) -> Layout:
+def result_layout(rule: Rule, strategy: Strategy, index: int, grad: bool, mesh: Mesh) -> Layout:
     """The layout a strategy gives one result; `grad`: a gradient flows through it."""
     dims = rule.results[index]
     replicate, partial = [], []
@@ -243,46 +268,113 @@ def result_layout(rule: Rule, strategy: Strategy, index: int, grad: bool) -> Lay
             partial.append(axis)
         elif grad:
             replicate.append(axis)
-    return Layout.make(_split_dims(dims, strategy), replicate, partial)
+    return _layout(rule, strategy, dims, replicate, partial, mesh)
 
 
-def _split_dims(dims: Dims, strategy: Strategy) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(a for f in dim for a in strategy.axes_of(f)) for dim in dims)
+def _layout(
+    rule: Rule,
+    strategy: Strategy,
+    dims: Dims,
+    replicate: Sequence[str],
+    partial: Sequence[str],
+    mesh: Mesh,
+) -> Layout:
+    split = tuple(tuple(a for f in dim for a in strategy.axes_of(f)) for dim in dims)
+    units: tuple[int, ...] = ()
+    if rule.has_composite:
+        units = tuple(_unit(rule, strategy, dim, mesh) if len(dim) > 1 else 1 for dim in dims)
+    return Layout.make(split, replicate, partial, units)
 
 
-def local_factor_size(rule: Rule, strategy: Strategy, factor: str, mesh: Mesh) -> int:
-    """The size of a factor on one rank."""
-    return rule.by_name[factor].size // mesh.axis_size(*strategy.axes_of(factor))
+def _unit(rule: Rule, strategy: Strategy, dim: tuple[str, ...], mesh: Mesh) -> int:
+    """The elements that stay together in a composite dimension: those behind the last split."""
+    axes = tuple(a for f in dim for a in strategy.axes_of(f))
+    if not axes:
+        return 1
+    sizes = [rule.by_name[f].size for f in dim]
+    last = max(k for k, f in enumerate(dim) if strategy.axes_of(f))
+    return simplest_unit(math.prod(sizes), mesh.sizes_of(axes), math.prod(sizes[last + 1 :]))
+
+
+def local_factor_size(
+    rule: Rule,
+    strategy: Strategy,
+    factor: str,
+    mesh: Mesh,
+    coordinates: Mapping[str, int] | None = None,
+) -> int:
+    """The size of a factor on the rank at `coordinates`; without them, the largest of any rank."""
+    size, axes = rule.by_name[factor].size, strategy.axes_of(factor)
+    if not coordinates:
+        return largest(size, mesh.sizes_of(axes))
+    for axis in axes:
+        start, stop = chunk(size, mesh.axis_size(axis), coordinates[axis])
+        size = stop - start
+    return size
 
 
 def is_valid(rule: Rule, strategy: Strategy, mesh: Mesh) -> bool:
-    """Whether every split factor is splittable, divides, and is contiguous where it is nested.
+    """Whether every split factor is splittable and contiguous, and empty only where it may be.
 
     A minor factor of a composite dimension may be split only where its major factors are split
     down to single elements: only then is a rank's piece one block of the dimension.
     """
-    for name in {role for _, role in strategy.roles if role in rule.by_name}:
-        factor = rule.by_name[name]
-        if not factor.splittable or factor.size % mesh.axis_size(*strategy.axes_of(name)):
-            return False
+    return _is_contiguous(rule, strategy, mesh) and all(
+        factor.splittable
+        and factor.size > 1
+        and (factor.name not in rule.filled or fills(factor.size, counts))
+        for factor, counts in _cuts(rule, strategy, mesh)
+    )
+
+
+def is_searched(rule: Rule, strategy: Strategy, mesh: Mesh, asked: Collection[str] = ()) -> bool:
+    """Whether a strategy is valid, and its cuts are ones that a search should consider.
+
+    asked:
+        the factors of which any valid cut will do (a hint asks for it)
+    """
+    return is_valid(rule, strategy, mesh) and all(
+        factor.name in asked or is_offered(factor.size, counts)
+        for factor, counts in _cuts(rule, strategy, mesh)
+    )
+
+
+def _cuts(rule: Rule, strategy: Strategy, mesh: Mesh) -> Iterator[tuple[Factor, tuple[int, ...]]]:
+    """Every factor that is split, with the sizes of the axes that split it."""
+    for name in dict.fromkeys(role for _, role in strategy.roles if role in rule.by_name):
+        yield rule.by_name[name], mesh.sizes_of(strategy.axes_of(name))
+
+
+def _is_contiguous(rule: Rule, strategy: Strategy, mesh: Mesh) -> bool:
+    """Whether every minor factor that is split stands behind major ones of one element each."""
+    if not rule.has_composite:
+        return True
+    for factor, _ in _cuts(rule, strategy, mesh):
         for dims in rule.operands + rule.results:
             for dim in dims:
-                if name in dim:
-                    majors = dim[: dim.index(name)]
-                    if any(local_factor_size(rule, strategy, m, mesh) != 1 for m in majors):
+                for major in dim[: dim.index(factor.name)] if factor.name in dim else ():
+                    axes = strategy.axes_of(major)
+                    if rule.by_name[major].size != mesh.axis_size(*axes):
                         return False
     return True
 
 
 def strategies(
-    rule: Rule, mesh: Mesh, *, grad: bool, axis_orders: bool = False
+    rule: Rule,
+    mesh: Mesh,
+    *,
+    grad: bool,
+    axis_orders: bool = False,
+    asked: Collection[str] = (),
 ) -> tuple[Strategy, ...]:
-    """Every valid strategy of a rule on a mesh, in a fixed order.
+    """The valid strategies of a rule on a mesh that a search should consider, in a fixed order.
 
     grad:
         whether a gradient flows through the operator; without one "R" is the same as "I"
     axis_orders:
         also list the orders other than the mesh's of several axes that split one factor
+    asked:
+        the factors of which every valid cut is listed, the best or not (a hint asks for it)
     """
     if rule.opaque:
         return (Strategy.invariant(mesh),)
@@ -294,8 +386,9 @@ def strategies(
     found: list[Strategy] = []
     for choice in itertools.product(roles, repeat=len(mesh.axes)):
         base = Strategy(tuple(zip(mesh.names, choice, strict=True)))
-        if is_valid(rule, base, mesh):
-            found.extend(_axis_orders(base, rule) if axis_orders else (base,))
+        for strategy in _axis_orders(base, rule) if axis_orders else (base,):
+            if is_searched(rule, strategy, mesh, asked):
+                found.append(strategy)
     return tuple(found)
 
 

@@ -9,7 +9,8 @@ One line per node, what it makes on the left and how on the right::
     return %e, None
     update "bn.running_mean" = %m
 
-- A dimension is its whole size, then the axes that split it, major first (``8@dp+tp``).
+- A dimension is its whole size, then the axes that split it, major first (``8@dp+tp``), then the
+  elements that stay together where it is cut, unless that is one (``1600@tp/64``).
 - ``grad``: a gradient flows back to the value. ``rep(tp)``, ``sum(tp)``: Replicate and Partial
   along these axes; an axis that is not mentioned is Invariant.
 - In a graph with a mesh every value has a layout unless marked ``unlaid``; in one without a mesh
@@ -116,8 +117,8 @@ def format_type(value: Value, *, laid: bool) -> str:
     layout = value.layout
     if layout is not None and layout.rank != len(value.shape):
         return f"{DTYPE_NAMES[value.dtype]}{list(value.shape)} !{layout}"
-    axes = layout.dims if layout else ((),) * len(value.shape)
-    sizes = (f"{n}@{'+'.join(a)}" if a else f"{n}" for n, a in zip(value.shape, axes, strict=True))
+    cuts = layout.cuts if layout else ("",) * len(value.shape)
+    sizes = (f"{n}{cut}" for n, cut in zip(value.shape, cuts, strict=True))
     words = [f"{DTYPE_NAMES[value.dtype]}[{', '.join(sizes)}]"]
     if value.grad:
         words.append("grad")

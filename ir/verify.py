@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from autopar.ir.errors import GraphError, LayoutError
+from autopar.ir.fused import FUSED, layouts_through, steps_of
 from autopar.ir.graph import Graph, Node, Value, map_values
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
@@ -45,7 +46,8 @@ def verify_graph(graph: Graph, *, stage: Stage) -> None:
                 targets.add((node.op, node.target))
             _check_layouts(node, graph.mesh, stage)
             if stage == "partitioned":
-                _check_partitioned(node)
+                assert graph.mesh is not None
+                _check_partitioned(node, graph.mesh)
         except GraphError as error:
             raise GraphError(f"{error}\n{_neighbourhood(graph, index)}") from None
         defined.update({value.name: value for value in node.results})
@@ -148,16 +150,21 @@ def _check_layout(what: str, value: Value, layout: Layout, mesh: Mesh) -> None:
             "no gradient (Invariant is meant)"
         )
     try:
-        layout.local_shape(value.shape, mesh)
+        layout.check(value.shape)
     except LayoutError as error:
         raise GraphError(f"{what}: {error}") from None
+    simple = layout.simplified(value.shape, mesh)
+    if layout != simple:
+        raise GraphError(f"{what}: layout {layout} is the same as {simple}, which is meant")
 
 
-def _check_partitioned(node: Node) -> None:
+def _check_partitioned(node: Node, mesh: Mesh) -> None:
     if node.is_source:
         _check_settled(f"{node.op} {node.target!r}", node.results[0])
     elif node.op in STEPS:
-        _check_step(node)
+        _check_step(node, mesh)
+    elif node.op == FUSED:
+        _check_fused(node, mesh)
 
 
 def _check_settled(what: str, value: Value) -> None:
@@ -167,9 +174,14 @@ def _check_settled(what: str, value: Value) -> None:
             f"{what}: layout {layout} must be split or Invariant along every axis, it is neither "
             f"along {layout.replicate + layout.partial}"
         )
+    if layout is not None and layout.units:
+        raise GraphError(
+            f"{what}: layout {layout} cuts units of {max(layout.units)}; what is stored or "
+            "returned is cut by single elements, as a DTensor is"
+        )
 
 
-def _check_step(node: Node) -> None:
+def _check_step(node: Node, mesh: Mesh) -> None:
     if node.kwargs or len(node.args) < 2 or not isinstance(node.args[0], Value):
         raise GraphError(f"{node.op}: it takes a value, the axes and the rest by position")
     if len(node.operands) != 1 or len(node.results) != 1:
@@ -177,9 +189,15 @@ def _check_step(node: Node) -> None:
     before, after = node.args[0], node.results[0]
     assert before.layout is not None
     try:
-        expected = step_layout(node.op, before.layout, *node.args[1:])
+        expected = step_layout(
+            node.op, before.layout, *node.args[1:], shape=before.shape, mesh=mesh
+        )
     except LayoutError as error:
         raise GraphError(f"value %{after.name}: {error}") from None
+    _check_result_of_step(node, before, after, expected)
+
+
+def _check_result_of_step(node: Node, before: Value, after: Value, expected: Layout) -> None:
     for key, got, want in (
         ("layout", after.layout, expected),
         ("shape", after.shape, before.shape),
@@ -191,6 +209,21 @@ def _check_step(node: Node) -> None:
             raise GraphError(
                 f"value %{after.name}: {node.op} gives {key} {_shown(want)}, got {_shown(got)}"
             )
+
+
+def _check_fused(node: Node, mesh: Mesh) -> None:
+    steps_of(node)
+    for k, (before, after) in enumerate(zip(node.args[0], node.results, strict=True)):
+        if before.dtype != node.args[0][0].dtype:
+            raise GraphError(
+                f"{node.op}: its values have one dtype, got {before.dtype} for %{before.name} and "
+                f"{node.args[0][0].dtype} for %{node.args[0][0].name}"
+            )
+        try:
+            *_, expected = layouts_through(node, mesh, k)
+        except LayoutError as error:
+            raise GraphError(f"value %{after.name}: {error}") from None
+        _check_result_of_step(node, before, after, expected)
 
 
 def _check_outputs(graph: Graph, defined: dict[str, Value], stage: Stage) -> None:

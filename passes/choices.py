@@ -73,9 +73,9 @@ def rules_of(graph: Graph) -> dict[str, Rule]:
     return rules
 
 
-def layouts_of(node: Node, rule: Rule, strategy: Strategy) -> tuple[Layout, ...]:
+def layouts_of(node: Node, rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[Layout, ...]:
     """The layouts of all operands, then of all results, under a strategy."""
-    return _layouts(rule, strategy, *_gradients(node))
+    return _layouts(rule, strategy, mesh, *_gradients(node))
 
 
 def _gradients(node: Node) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
@@ -89,11 +89,15 @@ def _gradients(node: Node) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
 # Cached, as `_choices` is: every block of a model repeats the same calls.
 @lru_cache(maxsize=65536)
 def _layouts(
-    rule: Rule, strategy: Strategy, operands: tuple[bool, ...], results: tuple[bool, ...]
+    rule: Rule,
+    strategy: Strategy,
+    mesh: Mesh,
+    operands: tuple[bool, ...],
+    results: tuple[bool, ...],
 ) -> tuple[Layout, ...]:
-    return tuple(operand_layout(rule, strategy, i, g) for i, g in enumerate(operands)) + tuple(
-        result_layout(rule, strategy, i, g) for i, g in enumerate(results)
-    )
+    return tuple(
+        operand_layout(rule, strategy, i, g, mesh) for i, g in enumerate(operands)
+    ) + tuple(result_layout(rule, strategy, i, g, mesh) for i, g in enumerate(results))
 
 
 @dataclass(frozen=True)
@@ -130,9 +134,10 @@ def _choices(
     rule: Rule, mesh: Mesh, operands: tuple[bool, ...], results: tuple[bool, ...], fix: Fix
 ) -> Choices:
     orders = any(len(axes) > 1 for axes in fix.exact.values())
+    asked = {factor for factor, axes in fix.exact.items() if axes} | set(fix.roles.values())
     found: dict[tuple[Layout, ...], Strategy] = {}
-    for strategy in strategies(rule, mesh, grad=any(results), axis_orders=orders):
+    for strategy in strategies(rule, mesh, grad=any(results), axis_orders=orders, asked=asked):
         if fix.admits(strategy, mesh):
-            found.setdefault(_layouts(rule, strategy, operands, results), strategy)
+            found.setdefault(_layouts(rule, strategy, mesh, operands, results), strategy)
     columns = tuple(zip(*found, strict=True)) if found else ()
     return Choices(tuple(found.values()), columns[: len(operands)], columns[len(operands) :])

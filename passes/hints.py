@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autopar.ir.cut import fills
 from autopar.ir.errors import HintError
 from autopar.ir.graph import Node
 from autopar.ir.layout import INVARIANT
@@ -90,7 +91,7 @@ def operator_fix(
                 _want(wanted, want, full_mesh)
     label = f"{hint}: {node.op}, strategy {hint.inputs!r}"
     fix = assign_axes(wanted, full_mesh, label)
-    _check_blocks(rule, fix, wanted, full_mesh, label)
+    _check_blocks(node.op, rule, fix, wanted, full_mesh, label)
     return fix, {i: _stored_layout(rule.operands[i], kept, fix) for i, kept in stored.items()}
 
 
@@ -122,10 +123,20 @@ def _stored_layout(dims: Dims, kept: Mapping[str, Entry], fix: Fix) -> tuple[Any
 
 
 def _check_blocks(
-    rule: Rule, fix: Fix, wanted: Mapping[str, Entry], full_mesh: Mesh, label: str
+    op: str, rule: Rule, fix: Fix, wanted: Mapping[str, Entry], full_mesh: Mesh, label: str
 ) -> None:
-    """Refuse a split that is no block of a dimension in which several are merged."""
+    """Refuse a split that is no block of a dimension in which several are merged.
+
+    Also one that leaves ranks without a piece of what the operator needs some of.
+    """
     mesh = full_mesh.without_trivial_axes()
+    for factor in rule.filled:
+        ranks, size = mesh.axis_size(*fix.exact.get(factor, ())), rule.by_name[factor].size
+        if not fills(size, mesh.sizes_of(fix.exact.get(factor, ()))):
+            raise HintError(
+                f"{label}: {wanted[factor].at} of size {size} leaves some of {ranks} ranks without "
+                f"a piece on the mesh {full_mesh}, which {op} does not allow"
+            )
     roles = {axis: factor for factor, axes in fix.exact.items() for axis in axes}
     strategy = Strategy(tuple((axis, roles.get(axis, INVARIANT)) for axis in mesh.names))
     if not is_valid(rule, strategy, mesh):

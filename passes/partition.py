@@ -25,8 +25,9 @@ from autopar.passes.choices import layouts_of
 from autopar.passes.localise import local_call
 from autopar.passes.reshard import Step, step_node_args
 
-#: Plans a reshard: (from, to, the value, whether a gradient flows) -> its steps.
-Reshard = Callable[[Layout, Layout, Value, bool], tuple[Step, ...]]
+#: Plans a reshard: (from, to, the value, whether a gradient flows, whether it is the first one of
+#: a parameter) -> its steps.
+Reshard = Callable[[Layout, Layout, Value, bool, bool], tuple[Step, ...]]
 
 
 def partition(
@@ -78,7 +79,7 @@ class _Partitioner:
 
     def _call(self, node: Node) -> None:
         rule, strategy = self.rules[node.name], self.assignment.strategies[node.name]
-        layouts = layouts_of(node, rule, strategy)
+        layouts = layouts_of(node, rule, strategy, self.assignment.mesh)
         placed = iter(
             [self._use(v, layouts[i], node.operand_grad(i)) for i, v in enumerate(node.operands)]
         )
@@ -122,7 +123,9 @@ class _Partitioner:
             current = self._step(
                 name, current, "autopar.to_invariant", (source.layout.replicate,), plain, False
             )
-        for step in self.reshard(source.layout, layout, source, grad):
+        made_by = self.graph.producers[name][0]
+        fetched = made_by.op == "param" and source.name == name
+        for step in self.reshard(source.layout, layout, source, grad, fetched):
             current = self._step(name, current, step.op, step_node_args(step), step.after, grad)
         return current
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from autopar.ir.graph import Graph, Node
 from autopar.ir.layout import INVARIANT, Layout
 from autopar.ir.mesh import Mesh
-from autopar.ir.rule import Dims, Rule, Strategy, is_valid
+from autopar.ir.rule import Dims, Rule, Strategy, is_searched
 from autopar.passes.choices import Fix
 
 
@@ -31,11 +31,14 @@ from autopar.passes.choices import Fix
 class _Together:
     """The axes that split one factor, major first.
 
+    size:
+        of the factor
     free:
         whether any other order would do (a count asked for them, not their names)
     """
 
     axes: tuple[str, ...]
+    size: int
     free: bool = False
 
 
@@ -81,6 +84,8 @@ class _Propagation:
         self.roles: dict[str, dict[str, str]] = {}
         self.closed: dict[str, set[str]] = {}
         self.order: dict[str, dict[str, _Together]] = {}
+        # The factors that are cut as something a hint asked for is, be it worth it or not.
+        self.asked: dict[str, set[str]] = {}
         self.reasons: dict[str, dict[str, str]] = {}
         self.queue: deque[str] = deque()
 
@@ -88,8 +93,11 @@ class _Propagation:
         roles = {axis: f for f, axes in fix.exact.items() for axis in axes}
         self.roles[name] = roles
         self.closed[name] = set(fix.exact)
+        self.asked[name] = set(fix.exact)
         self.order[name] = {
-            f: _Together(axes, f in fix.any_order) for f, axes in fix.exact.items() if len(axes) > 1
+            f: _Together(axes, self._size(name, f), f in fix.any_order)
+            for f, axes in fix.exact.items()
+            if len(axes) > 1
         }
         self.reasons[name] = dict.fromkeys(self.mesh.names, origin)
         self.queue.append(name)
@@ -100,7 +108,10 @@ class _Propagation:
         for d, axes in enumerate(layout.dims):
             for axis in axes:
                 reason = f"input {self._target(name)!r}"
-                self._offer_uses(value.name, d, axis, reason, _Together(axes))
+                self._offer_uses(value.name, d, axis, reason, _Together(axes, value.shape[d]))
+
+    def _size(self, name: str, factor: str) -> int:
+        return self.rules[name].by_name[factor].size
 
     def _target(self, name: str) -> str:
         return self.graph.producers[name][0].target
@@ -131,7 +142,9 @@ class _Propagation:
     def _together(self, name: str, factor: str) -> _Together:
         ordered = self.order.get(name, {}).get(factor)
         mine = tuple(a for a in self.mesh.names if self.roles[name].get(a) == factor)
-        return ordered if ordered and set(ordered.axes) == set(mine) else _Together(mine)
+        if ordered and set(ordered.axes) == set(mine):
+            return ordered
+        return _Together(mine, self._size(name, factor))
 
     def _offer_uses(
         self, value: str, dim: int, axis: str, reason: str, siblings: _Together
@@ -149,7 +162,10 @@ class _Propagation:
     def _offer(
         self, node: Node, dim: tuple[str, ...], axis: str, reason: str, siblings: _Together
     ) -> None:
-        """Let one axis split a dimension of an operator, if it is still free and may."""
+        """Let one axis split a dimension of an operator, if it is still free and may.
+
+        An uneven cut spreads to loops of the same length; others get one that is worth it.
+        """
         roles = self.roles.setdefault(node.name, {})
         if axis in roles:
             return
@@ -158,8 +174,12 @@ class _Propagation:
             if factor in self.closed.get(node.name, ()):
                 return
             candidate = {**roles, axis: factor}
-            if is_valid(rule, _as_strategy(candidate, self.mesh), self.mesh):
+            asked = self.asked.get(node.name, set())
+            if rule.by_name[factor].size == siblings.size:
+                asked = asked | {factor}
+            if is_searched(rule, _as_strategy(candidate, self.mesh), self.mesh, asked):
                 roles[axis] = factor
+                self.asked[node.name] = asked
                 if len(siblings.axes) > 1:
                     self.order.setdefault(node.name, {})[factor] = siblings
                 self.reasons.setdefault(node.name, {})[axis] = _spread_reason(reason)

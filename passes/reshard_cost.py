@@ -1,8 +1,9 @@
-"""What reshards cost: single steps, shortest paths, and whole matrices for the planner.
+"""What reshards cost: shortest paths over single steps, and whole matrices for the planner.
 
 All layouts of a tensor form a graph whose edges are the steps of `reshard_steps`. A step's time
 is a line over the bytes of the tensor, so a path's is too: shortest paths are searched once per
-mesh, rank and pattern of divisible sizes, and a cost matrix is then two array look-ups.
+mesh, rank and pattern of cuts, and a cost matrix is then two array look-ups. Sizes that the mesh
+divides share their pattern; one that it does not divide has its own, with the largest pieces.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Sequence
-from functools import cache, partial
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache, partial
 
 import numpy as np
 
+from autopar.ir.cut import is_even, is_offered, largest
 from autopar.ir.errors import LayoutError
-from autopar.ir.layout import REPLICATE, Layout
+from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
-from autopar.passes.collective_cost import NOTHING, Line, collective_line
 from autopar.passes.device import Device
-from autopar.passes.reshard_steps import Step, layouts, steps_from
+from autopar.passes.fetch_cost import in_buckets
+from autopar.passes.reshard_price import even_share, line_of, step_line
+from autopar.passes.reshard_steps import Cuts, Step, layouts, steps_from
 from autopar.passes.shortest_paths import accumulate, shortest_paths
 
 #: Paths are compared at these sizes in bytes; a tensor uses the one nearest to its own.
@@ -34,104 +36,54 @@ _NOMINAL_ITEMSIZE = 4
 _PICOSECONDS = 1e12
 _STEP_PENALTY = 1000
 
-#: For each dimension, which of the mesh's piece counts divide its size.
-Divisibility = tuple[tuple[bool, ...], ...]
+#: For each dimension and each way in which axes may cut it (`_axis_orders`), how many times an even
+#: piece the largest one is; None where that cut is not to be used.
+Pattern = tuple[tuple[float | None, ...], ...]
 
-
-class StepLine(NamedTuple):
-    """The time of a step, forward and backward, as lines over the bytes of the *whole* tensor."""
-
-    forward: Line
-    backward: Line
-
-
-def step_line(step: Step, mesh: Mesh, device: Device) -> StepLine:
-    """The price of a step of a tensor with gradient; without one only `forward` is paid."""
-    before, after = _held(step.before, mesh), _held(step.after, mesh)
-    return _line(step.kind, step.axes, step.state, before, after, mesh, device)
-
-
-def _line(
-    kind: str,
-    axes: tuple[str, ...],
-    state: str | None,
-    before: float,
-    after: float,
-    mesh: Mesh,
-    device: Device,
-) -> StepLine:
-    """The price of a step from the shares of the tensor a rank holds before and after it.
-
-    Every operator that runs, collective or local, is also launched.
-    """
-
-    def collective(name: str) -> Line:
-        # The tensor the group works on is the larger of the two, all-to-all's is in n pieces.
-        group = mesh.axis_size(*axes) if name == "all_to_all" else 1
-        line = collective_line(device, mesh, name, axes)
-        return Line(device.launch + line.latency, line.per_byte * max(before, after) * group)
-
-    def copy(share: float) -> Line:
-        return Line(device.launch, share / device.memory_bandwidth)
-
-    cut = copy(2 * min(before, after))  # read a piece, write it
-    fill = copy(before + after)  # read a piece, write the whole
-    keep = copy(after)  # write zeros; the one rank that keeps its value reads it too
-    replicated = state == REPLICATE
-    match kind:
-        case "all_reduce":
-            reduce = collective("all_reduce")
-            return StepLine(reduce, reduce if replicated else NOTHING)
-        case "all_gather":
-            back = collective("reduce_scatter") if replicated else cut
-            return StepLine(collective("all_gather"), back)
-        case "reduce_scatter":
-            return StepLine(collective("reduce_scatter"), collective("all_gather"))
-        case "all_to_all":
-            move = collective("all_to_all")
-            return StepLine(move, move)
-        case "slice":
-            return StepLine(cut, fill if replicated else collective("all_gather"))
-        case "pad":
-            return StepLine(fill, cut)
-        case "mask":
-            return StepLine(keep, keep if replicated else NOTHING)
-        case "to_replicate":
-            return StepLine(NOTHING, collective("all_reduce"))
-        case "to_invariant":
-            return StepLine(NOTHING, keep)
-    raise LayoutError(f"unknown reshard step {kind!r}")
-
-
-def step_times(
-    step: Step, nbytes: float, mesh: Mesh, device: Device, *, grad: bool
-) -> tuple[float, float]:
-    """Seconds of a step, forward and backward; `nbytes` is the size of the whole tensor."""
-    line = step_line(step, mesh, device)
-    return line.forward.at(nbytes), line.backward.at(nbytes) if grad else 0.0
-
-
-def _held(layout: Layout, mesh: Mesh) -> float:
-    """The share of the tensor that one rank holds."""
-    return 1 / mesh.axis_size(*layout.split_axes)
+#: A cut that is to be used though no search considers it: dimension, axes, unit.
+Extra = tuple[int, tuple[str, ...], int]
 
 
 class _StepGraph:
-    """Every layout of a rank and every step between them, as arrays over edges."""
+    """Every layout of a rank and every step between them, as arrays over edges.
 
-    def __init__(self, mesh: Mesh, device: Device, rank: int) -> None:
-        self.layouts = tuple(layouts(mesh, rank))
+    Without `cuts` pieces are in units of one element, and prices those of even pieces; with them
+    all is that of one shape.
+    """
+
+    def __init__(self, mesh: Mesh, device: Device, rank: int, cuts: Cuts | None = None) -> None:
+        self.layouts = tuple(layouts(mesh, rank, cuts))
         self.ids = {layout: i for i, layout in enumerate(self.layouts)}
-        self.steps = [step for layout in self.layouts for step in steps_from(layout, mesh)]
+        self.steps = [
+            step
+            for layout in self.layouts
+            for step in steps_from(layout, mesh, cuts)
+            if cuts is None or step.after in self.ids
+        ]
         self.source = np.array([self.ids[s.before] for s in self.steps], dtype=np.intp)
         self.target = np.array([self.ids[s.after] for s in self.steps], dtype=np.intp)
-        held = {layout: _held(layout, mesh) for layout in self.layouts}
         # Few prices are distinct, and looking one up hashes the whole device.
-        price = cache(partial(_line, mesh=mesh, device=device))
-        lines = [price(s.kind, s.axes, s.state, held[s.before], held[s.after]) for s in self.steps]
-        # [edge, forward or backward, latency or per byte]
-        self.lines = np.array(lines, dtype=np.float64).reshape(len(lines), 2, 2)
+        self._price = cache(partial(line_of, mesh=mesh, device=device))
+        self.even = np.array([even_share(layout, mesh) for layout in self.layouts])
+        if cuts is None:
+            self.lines = self.priced(range(len(self.steps)), self.even)
+        else:
+            lines = [step_line(step, mesh, device, cuts.shape) for step in self.steps]
+            self.lines = np.array(lines, dtype=np.float64).reshape(len(lines), 2, 2)
         self.has_replicate = np.array([bool(layout.replicate) for layout in self.layouts])
+
+    def priced(self, edges: Iterable[int], held: np.ndarray, *, padded: bool = False) -> np.ndarray:
+        """[edge, forward or backward, latency or per byte], from the share of each layout."""
+        shares = held.tolist()
+        lines = [
+            self._price(
+                s.kind, s.axes, s.state, shares[self.source[e]], shares[self.target[e]],
+                padded=padded,
+            )
+            for e in edges
+            for s in (self.steps[e],)
+        ]  # fmt: skip
+        return np.array(lines, dtype=np.float64).reshape(len(lines), 2, 2)
 
 
 @cache
@@ -139,31 +91,43 @@ def _step_graph(mesh: Mesh, device: Device, rank: int) -> _StepGraph:
     return _StepGraph(mesh, device, rank)
 
 
+@lru_cache(maxsize=256)
+def _unit_graph(mesh: Mesh, device: Device, cuts: Cuts) -> _StepGraph:
+    return _StepGraph(mesh, device, len(cuts.shape), cuts)
+
+
 class PathTable:
     """Cheapest paths between the layouts of one kind of tensor, found row by row on demand."""
 
     def __init__(
         self,
-        mesh: Mesh,
-        device: Device,
-        divisibility: Divisibility,
+        graph: _StepGraph,
+        usable: np.ndarray,
+        lines: np.ndarray,
         grad: bool,
-        reference_bytes: float,
+        nbytes: float,
+        sent: np.ndarray | None = None,
+        hidden: float = 0.0,
     ) -> None:
-        self._graph = graph = _step_graph(mesh, device, len(divisibility))
-        usable = np.array(
-            [_divides(layout, divisibility, mesh) for layout in graph.layouts], dtype=bool
-        )
+        """`usable`: which layouts [layout]; `lines` [edge]; paths are compared at `nbytes`.
+
+        `sent`: what of the lines are collectives of a parameter's gradient [edge, 2], of which
+        the share `hidden` does not count where paths are compared.
+        """
+        self._graph = graph
+        self._usable: list[bool] = usable.tolist()
         if not grad:
-            usable &= ~graph.has_replicate
+            usable = usable & ~graph.has_replicate
         kept = np.flatnonzero(usable[graph.source] & usable[graph.target])
         # Sorted by target for the search; stable, so that ties still go by the fixed order.
         self._edges = kept[np.argsort(graph.target[kept], kind="stable")]
         self._source = graph.source[self._edges]
         self._target = graph.target[self._edges]
-        lines = graph.lines[self._edges]
+        lines = lines[self._edges]
         self._cost = lines.sum(axis=1) if grad else lines[:, 0]
-        seconds = self._cost[:, 0] + self._cost[:, 1] * reference_bytes
+        self._sent = (np.zeros((len(graph.steps), 2)) if sent is None else sent)[self._edges]
+        compared = self._cost - hidden * self._sent
+        seconds = compared[:, 0] + compared[:, 1] * nbytes
         self._weights = np.rint(seconds * _PICOSECONDS).astype(np.int64) + _STEP_PENALTY
         # One row per source, filled when it is first asked for (memory is committed only then).
         count = len(graph.layouts)
@@ -172,8 +136,16 @@ class PathTable:
         self._last = np.empty((count, count), dtype=np.intp)
         self._lock = threading.Lock()
 
+    def knows(self, wanted: Iterable[Layout]) -> bool:
+        """Whether the table has paths between some layouts (those of another rank aside)."""
+        ids = self._graph.ids
+        rank = self._graph.layouts[0].rank
+        return all(
+            self._usable[ids[layout]] if layout in ids else layout.rank != rank for layout in wanted
+        )
+
     def ids(self, wanted: Sequence[Layout]) -> np.ndarray:
-        """The numbers of layouts in this table; they depend on mesh and rank only."""
+        """The numbers of layouts in this table."""
         try:
             return np.array([self._graph.ids[layout] for layout in wanted], dtype=np.intp)
         except KeyError as error:
@@ -182,10 +154,16 @@ class PathTable:
             ) from None
 
     def costs(self, sources: np.ndarray, targets: np.ndarray, nbytes: float) -> np.ndarray:
-        """Seconds [source, target]; infinite where a layout does not divide."""
+        """Seconds [source, target]; infinite where there is no path."""
         self._search(sources)
         chosen = np.ix_(sources, targets)
         return self._latency[chosen] + nbytes * self._per_byte[chosen]
+
+    def sent(self, sources: np.ndarray, targets: np.ndarray, nbytes: float) -> np.ndarray:
+        """What of `costs` are collectives of a parameter's gradient [source, target]."""
+        self._search(sources)
+        latency, per_byte = accumulate(self._source, self._last[sources], self._sent)[:, :, targets]
+        return latency + nbytes * per_byte
 
     def path(self, source: int, target: int) -> tuple[Step, ...] | None:
         """The steps of the cheapest path, or None where there is none."""
@@ -198,6 +176,29 @@ class PathTable:
             steps.append(self._graph.steps[self._edges[edge]])
             target = int(self._source[edge])
         return tuple(reversed(steps))
+
+    def last_steps(self, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The last step of the cheapest path from each source to every layout, and its start.
+
+        Both are int [source, layout]: the step's number in `steps`, and the layout it starts
+        from; -1 where no step is taken.
+        """
+        self._search(sources)
+        last = self._last[sources]
+        if not len(self._edges):
+            return last, last
+        reached = last >= 0
+        return np.where(reached, self._edges[last], -1), np.where(reached, self._source[last], -1)
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """Every step between layouts of this rank, whatever its size."""
+        return self._graph.steps
+
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """Every layout of this rank, by number."""
+        return self._graph.layouts
 
     def _search(self, sources: np.ndarray) -> None:
         """Fill the rows of the sources that were not asked for before."""
@@ -218,18 +219,92 @@ class PathTable:
             self._known[missing] = True
 
 
-@cache
-def _shared_table(
-    mesh: Mesh, device: Device, divisibility: Divisibility, grad: bool, reference_bytes: float
+def path_table(
+    shape: Sequence[int],
+    mesh: Mesh,
+    device: Device,
+    *,
+    grad: bool,
+    between: Iterable[Layout] = (),
+    fetched: bool = False,
 ) -> PathTable:
-    return PathTable(mesh, device, divisibility, grad, reference_bytes)
+    """The table of cheapest paths for tensors of a shape; one table serves many shapes.
+
+    fetched:
+        whether the tensor is a parameter that comes into the graph (`fetch_cost`)
+    between:
+        layouts that the table must know. It knows all that a search considers by itself, but not
+        those which a hint asked for, nor those in units of more than one element
+    """
+    sizes, nbytes = tuple(shape), _reference_bytes(math.prod(shape))
+    plain = _fetch_table if fetched and grad else _plain_table
+    table = plain(mesh, device, _pattern(sizes, mesh, frozenset()), grad, nbytes)
+    if table.knows(between):
+        return table
+    extra = _extra(sizes, mesh, between)
+    if all(unit == 1 for *_, unit in extra):
+        return plain(mesh, device, _pattern(sizes, mesh, extra), grad, nbytes)
+    return _unit_table(mesh, device, sizes, extra, grad, nbytes)
 
 
-def path_table(shape: Sequence[int], mesh: Mesh, device: Device, *, grad: bool) -> PathTable:
-    """The table of cheapest paths for tensors of a shape; one table serves many shapes."""
-    return _shared_table(
-        mesh, device, _divisibility(tuple(shape), mesh), grad, _reference_bytes(math.prod(shape))
-    )
+@cache
+def _plain_table(
+    mesh: Mesh, device: Device, pattern: Pattern, grad: bool, nbytes: float
+) -> PathTable:
+    graph = _step_graph(mesh, device, len(pattern))
+    times, lines = _plain_lines(graph, mesh, pattern)
+    return PathTable(graph, times > 0, lines, grad, nbytes)
+
+
+@cache
+def _fetch_table(
+    mesh: Mesh, device: Device, pattern: Pattern, grad: bool, nbytes: float
+) -> PathTable:
+    graph = _step_graph(mesh, device, len(pattern))
+    times, lines = _plain_lines(graph, mesh, pattern)
+    held = np.where(times == 1, graph.even, 0.0)
+    ends = np.stack([held[graph.source], held[graph.target]], axis=1)
+    lines, sent = in_buckets(graph.steps, lines, ends, mesh, device, nbytes)
+    return PathTable(graph, times > 0, lines, grad, nbytes, sent, device.overlap)
+
+
+def _plain_lines(graph: _StepGraph, mesh: Mesh, pattern: Pattern) -> tuple[np.ndarray, np.ndarray]:
+    """How many times an even piece the largest of each layout is, and the price of each step."""
+    times = np.array([_times_even(layout, pattern, mesh) for layout in graph.layouts])
+    usable = times > 0
+    if not (times[usable] != 1).any():
+        return times, graph.lines
+    edges = np.flatnonzero(usable[graph.source] & usable[graph.target])
+    lines = np.zeros_like(graph.lines)
+    lines[edges] = graph.priced(edges.tolist(), graph.even * times, padded=True)
+    return times, lines
+
+
+@lru_cache(maxsize=256)
+def _unit_table(
+    mesh: Mesh,
+    device: Device,
+    shape: tuple[int, ...],
+    extra: frozenset[Extra],
+    grad: bool,
+    nbytes: float,
+) -> PathTable:
+    units = [{1} for _ in shape]
+    for dim, _, unit in extra:
+        units[dim].add(unit)
+    cuts = Cuts(shape, tuple(tuple(sorted(found)) for found in units))
+    graph = _unit_graph(mesh, device, cuts)
+
+    def known(layout: Layout) -> bool:
+        return all(
+            not axes
+            or (d, axes, layout.unit(d)) in extra
+            or is_offered(shape[d], mesh.sizes_of(axes), layout.unit(d))
+            for d, axes in enumerate(layout.dims)
+        )
+
+    usable = np.array([known(layout) for layout in graph.layouts], dtype=bool)
+    return PathTable(graph, usable, graph.lines, grad, nbytes)
 
 
 def _reference_bytes(elements: int) -> float:
@@ -238,25 +313,59 @@ def _reference_bytes(elements: int) -> float:
 
 
 @cache
-def _axis_subsets(mesh: Mesh) -> dict[frozenset[str], int]:
-    """Every set of axes with its position in a `Divisibility` entry."""
-    sets = itertools.chain.from_iterable(
-        itertools.combinations(mesh.names, n) for n in range(len(mesh.names) + 1)
+def _axis_orders(mesh: Mesh) -> dict[tuple[str, ...], int]:
+    """Every order of every set of axes, with its position in an entry of a `Pattern`."""
+    orders = itertools.chain.from_iterable(
+        itertools.permutations(mesh.names, n) for n in range(len(mesh.names) + 1)
     )
-    return {frozenset(axes): i for i, axes in enumerate(sets)}
+    return {axes: i for i, axes in enumerate(orders)}
 
 
-def _divisibility(shape: tuple[int, ...], mesh: Mesh) -> Divisibility:
-    counts = [mesh.axis_size(*axes) for axes in _axis_subsets(mesh)]
-    return tuple(tuple(size % n == 0 for n in counts) for size in shape)
+def _extra(shape: tuple[int, ...], mesh: Mesh, between: Iterable[Layout]) -> frozenset[Extra]:
+    """The cuts of some layouts that no search considers, or that are in larger units."""
+    found = set()
+    for layout in between:
+        if len(shape) != layout.rank:
+            continue  # the table refuses it
+        for d, axes in enumerate(layout.dims):
+            unit = layout.unit(d)
+            if axes and (unit > 1 or not is_offered(shape[d], mesh.sizes_of(axes))):
+                found.add((d, axes, unit))
+    return frozenset(found)
 
 
-def _divides(layout: Layout, divisibility: Divisibility, mesh: Mesh) -> bool:
-    position = _axis_subsets(mesh)
-    return all(
-        divides[position[frozenset(axes)]]
-        for axes, divides in zip(layout.dims, divisibility, strict=True)
+def _pattern(shape: tuple[int, ...], mesh: Mesh, extra: frozenset[Extra]) -> Pattern:
+    asked: list[list[tuple[str, ...]]] = [[] for _ in shape]
+    for dim, axes, _ in sorted(extra):
+        asked[dim].append(axes)
+    return tuple(
+        _pattern_of(size, mesh, tuple(more)) for size, more in zip(shape, asked, strict=True)
     )
+
+
+@lru_cache(maxsize=4096)
+def _pattern_of(
+    size: int, mesh: Mesh, asked: tuple[tuple[str, ...], ...]
+) -> tuple[float | None, ...]:
+    found: list[float | None] = []
+    for axes in _axis_orders(mesh):
+        counts = mesh.sizes_of(axes)
+        if is_even(size, counts):
+            found.append(1.0)
+        elif axes in asked or is_offered(size, counts):
+            found.append(largest(size, counts) * math.prod(counts) / size)
+        else:
+            found.append(None)
+    return tuple(found)
+
+
+def _times_even(layout: Layout, pattern: Pattern, mesh: Mesh) -> float:
+    """How many times an even piece the largest one is; 0 where some cut is not to be used."""
+    position = _axis_orders(mesh)
+    times = 1.0
+    for axes, entry in zip(layout.dims, pattern, strict=True):
+        times *= entry[position[axes]] or 0.0
+    return times
 
 
 class ReshardCosts:
@@ -281,17 +390,37 @@ class ReshardCosts:
         """Seconds, forward and backward together, of every reshard [source, destination].
 
         `shape` is the whole tensor's, `itemsize` in bytes. Without `grad` R is the same as I and
-        nothing is paid backward. A layout whose pieces would be uneven costs infinity.
+        nothing is paid backward.
         """
         if not grad:
             src_layouts = [layout.without_gradient() for layout in src_layouts]
             dst_layouts = [layout.without_gradient() for layout in dst_layouts]
-        table = self.table(tuple(shape), grad)
+        table, both = self._table(tuple(shape), grad), (*src_layouts, *dst_layouts)
+        if not table.knows(both):
+            table = path_table(shape, self.mesh, self.device, grad=grad, between=both)
         nbytes = math.prod(shape) * itemsize
         return table.costs(table.ids(src_layouts), table.ids(dst_layouts), nbytes)
 
-    def table(self, shape: tuple[int, ...], grad: bool) -> PathTable:
-        """The paths behind `matrix`: for callers that keep layout numbers (`PathTable.ids`)."""
+    def fetch(
+        self,
+        src_layouts: Sequence[Layout],
+        dst_layouts: Sequence[Layout],
+        shape: Sequence[int],
+        itemsize: int,
+        grad: bool,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """As `matrix`, for a parameter that comes into the graph; and what of it are collectives
+        that bring its gradient back, None for nothing."""
+        if not grad:
+            return self.matrix(src_layouts, dst_layouts, shape, itemsize, grad), None
+        both = (*src_layouts, *dst_layouts)
+        table = path_table(shape, self.mesh, self.device, grad=True, between=both, fetched=True)
+        sources, targets = table.ids(src_layouts), table.ids(dst_layouts)
+        nbytes = math.prod(shape) * itemsize
+        sent = table.sent(sources, targets, nbytes)
+        return table.costs(sources, targets, nbytes), sent if sent.any() else None
+
+    def _table(self, shape: tuple[int, ...], grad: bool) -> PathTable:
         key = (shape, grad)
         if key not in self._tables:
             self._tables[key] = path_table(shape, self.mesh, self.device, grad=grad)

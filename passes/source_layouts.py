@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+from autopar.ir.cut import is_offered
 from autopar.ir.graph import Node
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 
 
 def stored_layouts(shape: tuple[int, ...], mesh: Mesh) -> tuple[Layout, ...]:
-    """Every layout of Shard and Invariant states that divides evenly, Invariant first.
+    """Every layout of Shard and Invariant states that a search should consider, Invariant first.
 
-    Axes that share a dimension stand in mesh order, which is how a DTensor reads its placements.
+    Uneven pieces are those of a DTensor (`autopar.ir.cut`). Axes that share a dimension stand in
+    mesh order, which is how a DTensor reads its placements.
     """
     found = []
     options: list[int | None] = [None, *range(len(shape))]
@@ -22,9 +24,9 @@ def stored_layouts(shape: tuple[int, ...], mesh: Mesh) -> tuple[Layout, ...]:
         for axis, dim in zip(mesh.names, choice, strict=True):
             if dim is not None:
                 dims[dim].append(axis)
-        layout = Layout.make(dims)
-        if layout.divides(shape, mesh) and 0 not in layout.local_shape(shape, mesh):
-            found.append(layout)
+        cuts = [(size, mesh.sizes_of(tuple(axes))) for size, axes in zip(shape, dims, strict=True)]
+        if all(not counts or (size and is_offered(size, counts)) for size, counts in cuts):
+            found.append(Layout.make(dims))
     return tuple(found)
 
 

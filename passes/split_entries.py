@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from autopar.ir.cut import fills
 from autopar.ir.errors import HintError
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Dims, Rule
@@ -119,10 +120,9 @@ def _dimension_wants(
 ) -> list[Wanted]:
     """What an entry asks of the factors of one dimension."""
     pieces = entry.pieces(mesh)
-    if pieces > 1 and size % pieces:
+    if pieces > 1 and size < 2:
         raise HintError(
-            f"{label}: size {size} does not divide into {pieces} pieces; "
-            f"it can be split into {listed(_possible(size, mesh))}"
+            f"{label}: size {size} does not divide into {pieces} pieces; it can be split into 1"
         )
     parts = _spread_over_factors(rule, dim, entry, label, mesh)
     asked = [factor for factor, part in parts if part.pieces(mesh) > 1]
@@ -134,14 +134,6 @@ def _dimension_wants(
     return [Wanted(factor, part, label) for factor, part in parts]
 
 
-def _possible(size: int, mesh: Mesh) -> list[int]:
-    """The counts into which the axes of a mesh can split a dimension."""
-    counts = {1}
-    for _, axis in mesh.axes:
-        counts |= {count * axis for count in counts}
-    return sorted(count for count in counts if size % count == 0)
-
-
 def listed(counts: Sequence[int]) -> str:
     """``1, 2 or 4``."""
     return " or ".join(filter(None, [", ".join(map(str, counts[:-1])), str(counts[-1])]))
@@ -150,7 +142,11 @@ def listed(counts: Sequence[int]) -> str:
 def _spread_over_factors(
     rule: Rule, dim: tuple[str, ...], entry: Entry, label: str, mesh: Mesh
 ) -> list[tuple[str, Entry]]:
-    """An entry for a composite dimension: its major factor is split first."""
+    """An entry for a composite dimension: its major factor is split first.
+
+    What is left of it goes to the next factor where the first is split into single elements. No
+    rank may be left without a piece.
+    """
     if len(dim) <= 1:
         return [(factor, entry) for factor in dim]
     parts: list[tuple[str, Entry]] = []
@@ -159,18 +155,25 @@ def _spread_over_factors(
     for factor in dim:
         size = rule.by_name[factor].size
         if axes is not None:
-            mine: list[str] = []
-            while axes and size % mesh.axis_size(*mine, axes[0]) == 0:
-                mine.append(axes.pop(0))
+            mine = _until_single(axes, size, mesh)
+            axes = axes[len(mine) :]
             part = replace(entry, axes=tuple(mine))
         else:
-            count = next(c for c in range(min(size, left), 0, -1) if not (size % c or left % c))
-            part = replace(entry, count=count)
+            part = replace(entry, count=size if left % size == 0 else left)
         parts.append((factor, part))
+        counts = (part.count or 1,) if part.axes is None else mesh.sizes_of(part.axes)
+        if not fills(size, counts):
+            break
         left //= part.pieces(mesh)
-        if left > 1 and part.pieces(mesh) != size:
-            raise HintError(
-                f"{label}: {entry} does not fall on the boundaries of its parts "
-                f"{[rule.by_name[f].size for f in dim]}"
-            )
+    if left > 1:
+        raise HintError(
+            f"{label}: {entry} does not fall on the boundaries of its parts "
+            f"{[rule.by_name[f].size for f in dim]}"
+        )
     return parts
+
+
+def _until_single(axes: Sequence[str], size: int, mesh: Mesh) -> Sequence[str]:
+    """The axes that split a factor: those that leave single elements, else all of them."""
+    leading = (axes[:n] for n in range(len(axes)))
+    return next((found for found in leading if mesh.axis_size(*found) == size), axes)

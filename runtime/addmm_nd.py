@@ -11,5 +11,5 @@ from autopar.runtime.operators import operator
 @operator("addmm_nd")
 def addmm_nd(bias: Tensor, x: Tensor, w: Tensor) -> Tensor:
     """`bias + x @ w`: bias `[o]`, x `[*, i]`, w `[i, o]` -> `[*, o]`."""
-    flat = torch.addmm(bias, x.reshape(-1, x.shape[-1]), w)
+    flat = torch.addmm(bias, x.flatten(0, -2), w)
     return flat.view(*x.shape[:-1], w.shape[-1])

@@ -31,7 +31,7 @@ def scaled_dot_product_attention(
     heads and (where not causal) queries may be this rank's block.
     """
     if enable_gqa and query.dim() > 2:
-        repeat = query.shape[-3] // key.shape[-3]
+        repeat = query.shape[-3] // max(1, key.shape[-3])
         key, value = (x.repeat_interleave(repeat, -3) for x in (key, value))
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])

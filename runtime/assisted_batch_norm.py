@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from autopar.runtime.assisted_norm import affine, mean_over
 from autopar.runtime.operators import operator
 from autopar.runtime.precision import accumulation_dtype
-from autopar.runtime.splits import Split, is_split, pieces_of
+from autopar.runtime.splits import Split, is_split, star_names, whole_size
 
 
 @operator("batch_norm_train")
@@ -29,7 +31,7 @@ def batch_norm_train(
     Returns the result and the new running mean and variance (unbiased, as torch keeps it), which
     are whole along the axes that split the batch or space.
     """
-    if not (is_split(split, "b") or is_split(split, "s")):
+    if x.shape[1] and not (is_split(split, "b") or is_split(split, "s")):
         mean, var = running_mean.clone(), running_var.clone()
         y = F.batch_norm(x, mean, var, weight, bias, True, momentum, eps)
         return y, mean, var
@@ -67,7 +69,8 @@ def _normalise(
     var = mean_over(z.square(), dims, split, "b", "s")
     z = z * torch.rsqrt(var + eps)
     y = affine(z, _per_channel(weight, x), _per_channel(bias, x)).to(x.dtype)
-    count = x.numel() // x.shape[1] * pieces_of(split, "b", "s")
+    names = ["b", "c", *star_names(x.dim() - 2, "s")]
+    count = math.prod(whole_size(split, names[d], x.shape[d]) for d in dims)
     return y, mean.detach().flatten(), var.detach().flatten(), count
 
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from autopar.ir.rules.creation import RANGES
-from autopar.runtime.groups import current
 from autopar.runtime.operators import operator
-from autopar.runtime.splits import Split, star_names
+from autopar.runtime.splits import Split, part_of, star_names
 
 
 def _register(name: str, overload: str) -> None:
@@ -23,11 +22,8 @@ def _register(name: str, overload: str) -> None:
     @operator(f"{name}_{overload}")
     def block(*args: Any, split: Split, **kwargs: Any) -> Tensor:
         whole = aten(*args, **kwargs)
-        context = current()
-        axes = {factor: axes for factor, axes, _ in split}
         for d, factor in enumerate(star_names(whole.dim())):
-            if factor in axes:
-                whole = context.group(axes[factor]).block(whole, d)
+            whole = whole.narrow(d, *part_of(split, factor, whole.shape[d]))
         return whole.clone(memory_format=torch.contiguous_format)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.operators import operator
-from autopar.runtime.splits import Split, group_of
+from autopar.runtime.splits import Split, part_of
 
 
 @operator("embedding")
@@ -23,8 +23,9 @@ def embedding(
 
     weight `[v / n, d]`, indices `[*]` of whole ids -> `[*, d]`.
     """
-    size = weight.shape[0]
-    start = group_of(split, "v").index * size
+    start, size = part_of(split, "v", weight.shape[0])
+    if not size:
+        return weight.sum() + weight.new_zeros((*indices.shape, weight.shape[1]))
     local = indices - start
     mine = (local >= 0) & (local < size)
     # As in `torch.embedding`, a padding index that names no row means none.

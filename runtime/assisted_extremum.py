@@ -10,18 +10,27 @@ NaN win and reductions over ranks need not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from autopar.ir.layout import INVARIANT
+from autopar.runtime.extreme import extreme
 from autopar.runtime.groups import Group
 from autopar.runtime.operators import operator
 from autopar.runtime.precision import accumulation_dtype
-from autopar.runtime.splits import Split, group_of, groups_of, reduce_plain, sum_over
+from autopar.runtime.splits import (
+    Split,
+    group_of,
+    groups_of,
+    part_of,
+    reduce_plain,
+    sum_over,
+)
 
 Dims = int | Sequence[int] | None
+Extreme = Literal["amax", "amin"]
 
 
 def _listed(x: Tensor, dim: Dims) -> list[int]:
@@ -36,12 +45,11 @@ class _Extreme(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, dims: list[int], keepdim: bool, name: str, groups: list[Group]
+        ctx: Any, x: Tensor, dims: list[int], keepdim: bool, name: Extreme, groups: list[Group]
     ) -> Tensor:
-        pick = getattr(torch, name)
-        best = pick(x, dims, keepdim=True)
+        best = extreme(x, dims, name)
         for group in groups:
-            best = pick(group.all_gather(best, dims[0]), dims[0], keepdim=True)
+            best = extreme(group.all_gather(best, dims[0]), dims[:1], name)
         ctx.save_for_backward(x, best)
         ctx.call = dims, keepdim, groups
         return best if keepdim else best.squeeze(dims)
@@ -60,25 +68,28 @@ class _Extreme(torch.autograd.Function):
         return ties * (grad / count), None, None, None, None
 
 
-def _extreme(x: Tensor, dim: Dims, keepdim: bool, name: str, split: Split) -> Tensor:
+def _extreme(x: Tensor, dim: Dims, keepdim: bool, name: Extreme, split: Split) -> Tensor:
     return _Extreme.apply(x, _listed(x, dim), keepdim, name, list(groups_of(split, "r")))
 
 
-def _register_extreme(name: str) -> None:
+def _register_extreme(name: Literal["max", "min"]) -> None:
+    over: Extreme = "amax" if name == "max" else "amin"
+
     @operator(f"a{name}_default")
     def over_dims(x: Tensor, dim: Dims = (), keepdim: bool = False, *, split: Split) -> Tensor:
-        return _extreme(x, dim, keepdim, f"a{name}", split)
+        return _extreme(x, dim, keepdim, over, split)
 
     @operator(f"{name}_default")
     def over_all(x: Tensor, *, split: Split) -> Tensor:
-        return _extreme(x, None, False, f"a{name}", split)
+        return _extreme(x, None, False, over, split)
 
     @operator(f"{name}_dim")
     def with_index(
         x: Tensor, dim: int, keepdim: bool = False, *, split: Split
     ) -> tuple[Tensor, Tensor]:
         dim %= x.dim()
-        value, index = _Indexed.apply(x, dim, name, group_of(split, f"r{dim}"))
+        start, _ = part_of(split, f"r{dim}", 0)
+        value, index = _Indexed.apply(x, dim, name, group_of(split, f"r{dim}"), start)
         return (value, index) if keepdim else (value.squeeze(dim), index.squeeze(dim))
 
     @operator(f"arg{name}_default")
@@ -87,7 +98,8 @@ def _register_extreme(name: str) -> None:
     ) -> Tensor:
         # Only a tensor of one dimension is split without `dim`; its flat index is the index.
         d = 0 if dim is None else dim % x.dim()
-        index = _Indexed.apply(x.detach(), d, name, group_of(split, f"r{d}"))[1]
+        start, _ = part_of(split, f"r{d}", 0)
+        index = _Indexed.apply(x.detach(), d, name, group_of(split, f"r{d}"), start)[1]
         return index if keepdim else index.squeeze(d)
 
 
@@ -107,10 +119,17 @@ class _Indexed(torch.autograd.Function):
     """The extreme along one dimension (kept) and its index; the gradient goes to that entry."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, name: str, group: Group) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, dim: int, name: str, group: Group, start: int
+    ) -> tuple[Tensor, Tensor]:
+        """`start` is where this rank's block begins."""
         pick = getattr(torch, name)
-        value, index = pick(x, dim, keepdim=True)
-        start = group.index * x.shape[dim]
+        if x.shape[dim]:
+            value, index = pick(x, dim, keepdim=True)
+        else:
+            # It loses, or ties with an entry of an earlier rank: the first rank has some.
+            value = extreme(x, [dim], "amax" if name == "max" else "amin")
+            index = torch.zeros_like(value, dtype=torch.int64)
         values = group.all_gather(value, dim)
         indices = group.all_gather(index + start, dim)
         # Of equal values the first wins, as it does within one tensor.
@@ -128,7 +147,9 @@ class _Indexed(torch.autograd.Function):
         local = index - start
         mine = (local >= 0) & (local < shape[dim])
         zeros = grad.new_zeros(shape)
-        return zeros.scatter(dim, local.where(mine, 0), grad * mine), None, None, None
+        if not shape[dim]:
+            return zeros, None, None, None, None
+        return zeros.scatter(dim, local.where(mine, 0), grad * mine), None, None, None, None
 
 
 @operator("logsumexp_default")
@@ -136,7 +157,7 @@ def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False, *, split: Split) -> T
     """`aten.logsumexp`."""
     dims = _listed(x, dim)
     z = x.to(accumulation_dtype(x.dtype))
-    top = reduce_plain(z.amax(dims, keepdim=True), split, "r", op="max")
+    top = reduce_plain(extreme(z, dims, "amax"), split, "r", op="max")
     top = top.masked_fill(top.isinf(), 0)
     total = sum_over((z - top).exp().sum(dims, keepdim=True), split, "r", to=INVARIANT)
     y = (total.log() + top).to(x.dtype)

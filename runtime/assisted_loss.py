@@ -12,7 +12,15 @@ from autopar.ir.rules.loss import ELEMENTWISE, MEAN, NONE, SUM
 from autopar.runtime.assisted_softmax import shifted
 from autopar.runtime.operators import operator
 from autopar.runtime.precision import accumulation_dtype
-from autopar.runtime.splits import Split, group_of, is_split, pieces_of, reduce_plain, sum_over
+from autopar.runtime.splits import (
+    Split,
+    is_split,
+    part_of,
+    reduce_plain,
+    share_of,
+    sum_over,
+    whole_size,
+)
 
 
 @operator("cross_entropy_loss")
@@ -33,10 +41,11 @@ def cross_entropy_loss(
     """
     if target.is_floating_point():
         # Every sample counts, whatever its class: the mean is over all samples.
+        share = share_of(split, "n", "d")
         local = torch.ops.aten.cross_entropy_loss.default(
-            logits, target, weight, reduction, ignore_index, label_smoothing
+            logits, target, weight, reduction if share else SUM, ignore_index, label_smoothing
         )
-        return local / pieces_of(split, "n", "d")
+        return local * share if share else local
     dtype = accumulation_dtype(logits.dtype)
     dim = 1 if logits.dim() > 1 else 0
     classes = _Classes(target, weight, ignore_index, dim, logits.shape[dim], split)
@@ -55,7 +64,7 @@ def cross_entropy_loss(
     log_total = total.log()
     loss = classes.weights * (log_total - picked)
     if label_smoothing:
-        number = logits.shape[dim] * pieces_of(split, "c")
+        number = whole_size(split, "c", logits.shape[dim])
         smooth = log_total * classes.total_weight() - everything[0]
         share = label_smoothing / number
         loss = (1 - label_smoothing) * loss + share * smooth.where(classes.valid, 0)
@@ -103,13 +112,16 @@ class _Classes:
     ) -> None:
         self.valid = target != ignore_index
         self.weight, self.dim, self.split = weight, dim, split
-        local = target.where(self.valid, 0) - group_of(split, "c").index * size
+        start, size = part_of(split, "c", size)
+        local = target.where(self.valid, 0) - start
         self.mine = (local >= 0) & (local < size)
         self.local = local.where(self.mine, 0)
         self.weights = self._weights()
 
     def pick(self, x: Tensor) -> Tensor:
         """The entry of each sample's class, zero where another rank has it (a term)."""
+        if not x.shape[self.dim]:
+            return x.sum(self.dim)
         rows = x.gather(self.dim, self.local.unsqueeze(self.dim)).squeeze(self.dim)
         return rows.where(self.mine, 0)
 
@@ -117,7 +129,8 @@ class _Classes:
         if self.weight is None:
             return self.valid
         weight = self.weight.detach().to(accumulation_dtype(self.weight.dtype))
-        term = weight[self.local] * self.mine
+        rows = weight[self.local] if len(weight) else weight.new_zeros(self.local.shape)
+        term = rows * self.mine
         return reduce_plain(term, self.split, "c", op="sum") * self.valid
 
     def total_weight(self) -> Tensor | float:
@@ -147,11 +160,20 @@ def _along(weight: Tensor, x: Tensor, dim: int) -> Tensor:
 
 def _register_mean_loss(name: str) -> None:
     aten = getattr(torch.ops.aten, name).default
+    position = [a.name for a in aten._schema.arguments].index("reduction")
 
     @operator(name)
     def term(*args: Any, split: Split, **kwargs: Any) -> Tensor:
         """The mean of this rank's block, scaled to be a term of the mean of all."""
-        return aten(*args, **kwargs) / pieces_of(split, "b")
+        share = share_of(split, "b")
+        if share:
+            return aten(*args, **kwargs) * share
+        # The mean of nothing is not a number, the sum is 0.
+        if len(args) > position:
+            args = (*args[:position], SUM, *args[position + 1 :])
+        else:
+            kwargs = {**kwargs, "reduction": SUM}
+        return aten(*args, **kwargs)
 
 
 for _name in ELEMENTWISE:

@@ -7,6 +7,7 @@ zero), so the mean is shared without one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,29 +15,39 @@ import torch
 from torch import Tensor
 
 from autopar.ir.layout import INVARIANT
+from autopar.runtime.assisted_norm import mean_term
 from autopar.runtime.operators import operator
 from autopar.runtime.precision import accumulation_dtype
-from autopar.runtime.splits import Split, pieces_of, reduce_plain, sum_over
+from autopar.runtime.splits import Split, reduce_plain, share_of, sum_over, whole_size
 
 
 @operator("mean")
-def mean(x: Tensor, *args: Any, split: Split, **kwargs: Any) -> Tensor:
+def mean(
+    x: Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    split: Split,
+) -> Tensor:
     """`aten.mean` (with or without `dim`): this rank's term of it."""
-    return torch.ops.aten.mean(x, *args, **kwargs) / pieces_of(split, "r")
+    return mean_term(x, _listed(x, dim), keepdim, share_of(split, "r"), dtype)
+
+
+def _listed(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
+    """The dimensions that a call names; none are all."""
+    return [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
 
 
 def _central(
     x: Tensor, dim: int | Sequence[int] | None, correction: float, keepdim: bool, split: Split
 ) -> tuple[Tensor, Tensor]:
     """This rank's terms of the variance and of the mean."""
-    dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
+    dims = _listed(x, dim)
     z = x.to(accumulation_dtype(x.dtype))
-    pieces = pieces_of(split, "r")
-    term = z.mean(dims, keepdim=True) / pieces
+    term = mean_term(z, dims, True, share_of(split, "r"))
     whole = reduce_plain(term, split, "r", op="sum")
-    count = pieces
-    for d in dims:
-        count *= x.shape[d]
+    count = math.prod(whole_size(split, f"r{d % x.dim()}", x.shape[d]) for d in dims)
     # As torch does, fewer numbers than the correction divide by zero, not by less.
     var = (z - whole).square().sum(dims, keepdim=keepdim) / max(0.0, count - correction)
     return var, term if keepdim else term.squeeze(dims)

@@ -12,15 +12,25 @@ import torch
 from torch import Tensor
 
 from autopar.ir.layout import REPLICATE
+from autopar.runtime.nothing import nothing
 from autopar.runtime.operators import operator
 from autopar.runtime.precision import accumulation_dtype
-from autopar.runtime.splits import Split, pieces_of, sum_over
+from autopar.runtime.splits import Split, part_of, share_of, sum_over
 
 
 def mean_over(x: Tensor, dims: Sequence[int], split: Split, *families: str) -> Tensor:
     """The mean over local dimensions and over the ranks that split them (dimensions kept, R)."""
-    local = x.mean(list(dims), keepdim=True) / pieces_of(split, *families)
+    local = mean_term(x, list(dims), True, share_of(split, *families))
     return sum_over(local, split, *families, to=REPLICATE)
+
+
+def mean_term(
+    x: Tensor, dims: list[int], keepdim: bool, share: float, dtype: torch.dtype | None = None
+) -> Tensor:
+    """What this rank adds to the mean over dimensions of which it has a share; 0 if it has none."""
+    if share == 0:
+        return x.sum(dims, keepdim=keepdim, dtype=dtype)
+    return x.mean(dims, keepdim=keepdim, dtype=dtype) * share
 
 
 @operator("layer_norm")
@@ -74,8 +84,14 @@ def group_norm(
     split: Split = (),
 ) -> Tensor:
     """`aten.group_norm` of whole groups, this rank's share of them."""
-    groups = num_groups // pieces_of(split, "g")
+    _, groups = part_of(split, "g", num_groups)
+    if not groups:
+        return nothing(((tuple(x.shape), x.dtype, x.requires_grad),), *_given(x, weight, bias))[0]
     return torch.ops.aten.group_norm.default(x, groups, weight, bias, eps, cudnn_enabled)
+
+
+def _given(*tensors: Tensor | None) -> list[Tensor]:
+    return [x for x in tensors if x is not None]
 
 
 def affine(z: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -35,6 +35,22 @@ def _like(x: Tensor, fill: Fill, options: dict[str, Any], split: Split) -> Tenso
     return _block(x.shape, fill, dtype, options.get("device") or x.device, split)
 
 
+class _Drawn(torch.autograd.Function):
+    """What was drawn, as a result of `x`: its gradient is zero, not absent."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, drawn: Tensor) -> Tensor:
+        return drawn.view_as(drawn)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return torch.zeros_like(grad), None
+
+
+def _from(x: Tensor, drawn: Tensor) -> Tensor:
+    return _Drawn.apply(x, drawn)  # type: ignore[no-any-return]
+
+
 def _uniform(low: float = 0.0, high: float = 1.0) -> Fill:
     return lambda x, generator: x.uniform_(low, high, generator=generator)
 
@@ -109,25 +125,25 @@ def randint_like_low(x: Tensor, low: int, high: int, *, split: Split, **options:
 @operator("uniform_default")
 def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, *, split: Split) -> Tensor:
     """`aten.uniform`."""
-    return _like(x, _uniform(low, high), {}, split)
+    return _from(x, _like(x, _uniform(low, high), {}, split))
 
 
 @operator("normal_functional_default")
 def normal_functional(x: Tensor, mean: float = 0.0, std: float = 1.0, *, split: Split) -> Tensor:
     """`aten.normal_functional`."""
-    return _like(x, _normal(mean, std), {}, split)
+    return _from(x, _like(x, _normal(mean, std), {}, split))
 
 
 @operator("exponential_default")
 def exponential(x: Tensor, lambd: float = 1.0, *, split: Split) -> Tensor:
     """`aten.exponential`."""
-    return _like(x, lambda t, g: t.exponential_(lambd, generator=g), {}, split)
+    return _from(x, _like(x, lambda t, g: t.exponential_(lambd, generator=g), {}, split))
 
 
 @operator("bernoulli_p")
 def bernoulli_p(x: Tensor, p: float, *, split: Split) -> Tensor:
     """`aten.bernoulli.p`."""
-    return _like(x, lambda t, g: t.bernoulli_(p, generator=g), {}, split)
+    return _from(x, _like(x, lambda t, g: t.bernoulli_(p, generator=g), {}, split))
 
 
 @operator("bernoulli_default")
@@ -143,7 +159,7 @@ def bernoulli(p: Tensor, *, split: Split) -> Tensor:
         q = block.put(probabilities, 0.5) if whole else probabilities
         return torch.bernoulli(q, generator=generator)
 
-    return draw(current(), block, fill, p.dtype, p.device)
+    return _from(p, draw(current(), block, fill, p.dtype, p.device))
 
 
 # Operators that nothing splits, but whose ranks must draw the same.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autopar.ir.layout import REPLICATE
+from autopar.runtime.extreme import extreme
 from autopar.runtime.operators import operator
 from autopar.runtime.precision import accumulation_dtype
 from autopar.runtime.splits import Split, reduce_plain, sum_over
@@ -20,7 +21,7 @@ def shifted(x: Tensor, dim: int, split: Split, family: str = "c") -> tuple[Tenso
 
     An infinite entry shifts by zero, so that no ``inf - inf`` arises.
     """
-    top = reduce_plain(x.amax(dim, keepdim=True), split, family, op="max")
+    top = reduce_plain(extreme(x, [dim], "amax"), split, family, op="max")
     top = top.masked_fill(top.isinf(), 0)
     return x - top, top
 

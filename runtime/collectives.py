@@ -1,4 +1,4 @@
-"""The nine reshard steps, differentiable.
+"""The ten reshard steps, differentiable.
 
 A step changes the state of a tensor along some mesh axes (`autopar.ir.layout` explains the
 states). Its gradient goes the other way by a step again, because R and P are each other's dual
@@ -11,6 +11,7 @@ while S and I are their own::
     all_gather to R  S -> R    gather     reduce_scatter   reduce-scatter
     reduce_scatter   P -> S    scatter    all_gather to R  all-gather
     all_to_all       S -> S    exchange   all_to_all       all-to-all back
+    recut            S -> S    exchange   recut            exchange back
     slice of I       I -> S    slice      all_gather to I  all-gather
     slice of R       R -> S    slice      pad              zero-pad
     pad              S -> P    zero-pad   slice of R       slice
@@ -21,6 +22,9 @@ while S and I are their own::
 
 So one autograd function serves all of them, and gradients of gradients follow. A step remembers
 its group: backward needs no active context.
+
+Where the pieces of a group are uneven, a step is told their sizes along the dimension that it
+gathers, cuts or moves (`autopar.ir.local` works them out); without sizes they are equal.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ import torch
 from torch import Tensor
 
 from autopar.ir.layout import INVARIANT, REPLICATE
-from autopar.runtime.groups import Group, current
+from autopar.runtime.groups import Group, Sizes, current
 from autopar.runtime.operators import operator
 
 
@@ -87,72 +91,93 @@ class AllReduce(Step):
 class AllGather(Step):
     dim: int
     to: str
+    sizes: Sizes = None
 
     def run(self, x: Tensor) -> Tensor:
-        return self.group.all_gather(x, self.dim)
+        return self.group.all_gather(x, self.dim, self.sizes)
 
     @property
     def dual(self) -> Step:
         if self.to == INVARIANT:
-            return Slice(self.group, self.dim, INVARIANT)
-        return ReduceScatter(self.group, self.dim)
+            return Slice(self.group, self.dim, INVARIANT, self.sizes)
+        return ReduceScatter(self.group, self.dim, self.sizes)
 
 
 @dataclass(frozen=True)
 class ReduceScatter(Step):
     dim: int
+    sizes: Sizes = None
 
     def run(self, x: Tensor) -> Tensor:
-        return self.group.reduce_scatter(x, self.dim)
+        return self.group.reduce_scatter(x, self.dim, self.sizes)
 
     @property
     def dual(self) -> Step:
-        return AllGather(self.group, self.dim, REPLICATE)
+        return AllGather(self.group, self.dim, REPLICATE, self.sizes)
 
 
 @dataclass(frozen=True)
 class AllToAll(Step):
     src: int
     dst: int
+    src_sizes: Sizes = None
+    dst_sizes: Sizes = None
 
     def run(self, x: Tensor) -> Tensor:
-        return self.group.all_to_all(x, self.dst, self.src)
+        return self.group.all_to_all(x, self.dst, self.src, self.dst_sizes, self.src_sizes)
 
     @property
     def dual(self) -> Step:
-        return AllToAll(self.group, self.dst, self.src)
+        return AllToAll(self.group, self.dst, self.src, self.dst_sizes, self.src_sizes)
+
+
+@dataclass(frozen=True)
+class Recut(Step):
+    dim: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def run(self, x: Tensor) -> Tensor:
+        return self.group.recut(x, self.dim, self.before, self.after)
+
+    @property
+    def dual(self) -> Step:
+        return Recut(self.group, self.dim, self.after, self.before)
 
 
 @dataclass(frozen=True)
 class Slice(Step):
     dim: int
     origin: str
+    sizes: Sizes = None
 
     def run(self, x: Tensor) -> Tensor:
         # A copy: a view would keep the whole tensor alive for as long as its block is.
-        return self.group.block(x, self.dim).clone(memory_format=torch.contiguous_format)
+        block = self.group.block(x, self.dim, self.sizes)
+        return block.clone(memory_format=torch.contiguous_format)
 
     @property
     def dual(self) -> Step:
         if self.origin == INVARIANT:
-            return AllGather(self.group, self.dim, INVARIANT)
-        return Pad(self.group, self.dim)
+            return AllGather(self.group, self.dim, INVARIANT, self.sizes)
+        return Pad(self.group, self.dim, self.sizes)
 
 
 @dataclass(frozen=True)
 class Pad(Step):
     dim: int
+    sizes: Sizes = None
 
     def run(self, x: Tensor) -> Tensor:
         shape = list(x.shape)
-        shape[self.dim] *= self.group.size
+        shape[self.dim] = sum(self.sizes) if self.sizes else shape[self.dim] * self.group.size
         whole = x.new_zeros(shape)
-        self.group.block(whole, self.dim).copy_(x)
+        self.group.block(whole, self.dim, self.sizes).copy_(x)
         return whole
 
     @property
     def dual(self) -> Step:
-        return Slice(self.group, self.dim, REPLICATE)
+        return Slice(self.group, self.dim, REPLICATE, self.sizes)
 
 
 @dataclass(frozen=True)
@@ -160,7 +185,7 @@ class Mask(Step):
     origin: str
 
     def run(self, x: Tensor) -> Tensor:
-        return x.view_as(x) if self.group.index == 0 else torch.zeros_like(x)
+        return x.view_as(x) if self.group.is_first else torch.zeros_like(x)
 
     @property
     def dual(self) -> Step:
@@ -194,33 +219,61 @@ def all_reduce(x: Tensor, axes: tuple[str, ...], to: str) -> Tensor:
 
 
 @operator("all_gather")
-def all_gather(x: Tensor, axes: tuple[str, ...], dim: int, to: str) -> Tensor:
+def all_gather(
+    x: Tensor, axes: tuple[str, ...], dim: int, to: str, *, sizes: Sizes = None
+) -> Tensor:
     """S(dim) -> `to` ("I" or "R"); the axes are the minor-most ones of the dimension."""
-    return AllGather(current().group(axes), dim, to)(x)
+    return AllGather(current().group(axes), dim, to, sizes)(x)
 
 
 @operator("reduce_scatter")
-def reduce_scatter(x: Tensor, axes: tuple[str, ...], dim: int) -> Tensor:
+def reduce_scatter(x: Tensor, axes: tuple[str, ...], dim: int, *, sizes: Sizes = None) -> Tensor:
     """P -> S(dim): this rank's block of the sum; the axes become the dimension's minor-most."""
-    return ReduceScatter(current().group(axes), dim)(x)
+    return ReduceScatter(current().group(axes), dim, sizes)(x)
 
 
 @operator("all_to_all")
-def all_to_all(x: Tensor, axes: tuple[str, ...], src: int, dst: int) -> Tensor:
-    """S(src) -> S(dst): the axes leave one dimension, minor-most, and join the other so."""
-    return AllToAll(current().group(axes), src, dst)(x)
+def all_to_all(
+    x: Tensor,
+    axes: tuple[str, ...],
+    src: int,
+    dst: int,
+    *,
+    src_sizes: Sizes = None,
+    dst_sizes: Sizes = None,
+) -> Tensor:
+    """S(src) -> S(dst): the axes leave one dimension, minor-most, and join the other so.
+
+    Sizes are given for both dimensions or for none.
+    """
+    return AllToAll(current().group(axes), src, dst, src_sizes, dst_sizes)(x)
+
+
+@operator("recut")
+def recut(
+    x: Tensor,
+    axes: tuple[str, ...],
+    dim: int,
+    *,
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+) -> Tensor:
+    """S(dim) -> S(dim) in pieces of other sizes; the axes are all those of the dimension."""
+    return Recut(current().group(axes), dim, before, after)(x)
 
 
 @operator("slice")
-def slice_(x: Tensor, axes: tuple[str, ...], dim: int, origin: str) -> Tensor:
+def slice_(
+    x: Tensor, axes: tuple[str, ...], dim: int, origin: str, *, sizes: Sizes = None
+) -> Tensor:
     """`origin` ("I" or "R") -> S(dim): this rank's block."""
-    return Slice(current().group(axes), dim, origin)(x)
+    return Slice(current().group(axes), dim, origin, sizes)(x)
 
 
 @operator("pad")
-def pad(x: Tensor, axes: tuple[str, ...], dim: int) -> Tensor:
+def pad(x: Tensor, axes: tuple[str, ...], dim: int, *, sizes: Sizes = None) -> Tensor:
     """S(dim) -> P: the block at its place in the whole tensor, zeros around it."""
-    return Pad(current().group(axes), dim)(x)
+    return Pad(current().group(axes), dim, sizes)(x)
 
 
 @operator("mask")

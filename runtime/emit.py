@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
+from autopar.ir.errors import GraphError
+from autopar.ir.fused import FUSED, sends_forward
 from autopar.ir.graph import Graph, Node, Value, map_values
+from autopar.ir.local import is_empty, is_uniform, rank_call
+from autopar.ir.mesh import Mesh
+from autopar.runtime.autocast import autocast_call
+from autopar.runtime.fused import begin, finish
+from autopar.runtime.nothing import nothing
 from autopar.runtime.operators import resolve
 
+#: The operators that take tensors of any strides. Others may read memory as it lies, and a graph
+#: keeps no calls of `contiguous`: strides are not part of the IR.
+_ANY_STRIDES = ("aten.", "autopar.")
 
-def emit(graph: Graph, device: torch.device | None = None) -> fx.GraphModule:
+
+def emit(
+    graph: Graph,
+    device: torch.device | None = None,
+    coordinates: Mapping[str, int] | None = None,
+) -> fx.GraphModule:
     """The module that runs a partitioned graph on local tensors.
 
     Its inputs are the local tensors of the graph's source nodes, in their order. It returns
@@ -23,15 +39,31 @@ def emit(graph: Graph, device: torch.device | None = None) -> fx.GraphModule:
 
     device:
         where operators that create tensors put them (default: as traced)
+    coordinates:
+        the rank's position along each mesh axis; needed where ranks hold pieces of different
+        shapes. Without them the module serves every rank
+
+    Raises GraphError for such a graph without coordinates.
     """
+    if coordinates is None and not is_uniform(graph):
+        raise GraphError("emit: ranks hold pieces of different shapes, so it needs coordinates")
     target = fx.Graph()
     made: dict[str, fx.Node] = {}
+    gathered: fx.Node | None = None
     for node in graph.nodes:
         if node.is_source:
             made[node.name] = target.placeholder(_identifier(node.name))
     for node in graph.nodes:
         if not node.is_source:
-            _emit_call(target, node, made, device)
+            if coordinates is not None and graph.mesh is not None:
+                if is_empty(node, graph.mesh, coordinates):
+                    _emit_nothing(target, node, made, graph.mesh, coordinates)
+                    continue
+                node = rank_call(node, graph.mesh, coordinates)
+            if node.op == FUSED and sends_forward(node):
+                gathered = _emit_bucket(target, node, made, gathered)
+            else:
+                _emit_call(target, node, made, device)
 
     def lookup(value: Value) -> fx.Node:
         return made[value.name]
@@ -46,15 +78,20 @@ def emit(graph: Graph, device: torch.device | None = None) -> fx.GraphModule:
 def _emit_call(
     target: fx.Graph, node: Node, made: dict[str, fx.Node], device: torch.device | None
 ) -> None:
-    args = map_values(node.args, lambda v: made[v.name])
-    kwargs = map_values(node.kwargs, lambda v: made[v.name])
+    def given(value: Value) -> fx.Node:
+        operand = made[value.name]
+        if node.op.startswith(_ANY_STRIDES):
+            return operand
+        return target.call_function(torch.ops.aten.contiguous.default, (operand,))
+
+    args = map_values(node.args, given)
+    kwargs = map_values(node.kwargs, given)
     if device is not None:
         args, kwargs = _on_device(args, device), _on_device(kwargs, device)
     fn: Callable[..., Any] = resolve(node.op)
     if "autocast" in node.attrs:
-        device_type, dtype = node.attrs["autocast"]
-        args = (fn, device_type, dtype, *args)
-        fn = under_autocast
+        fn, first = autocast_call(node)
+        args = (*first, *args)
     call = target.call_function(fn, tuple(args), kwargs)
     call.name = _unique(target, call, _identifier(node.name))
     call.meta["origin"] = str(node.origin)
@@ -66,23 +103,56 @@ def _emit_call(
         made[value.name] = item
 
 
+def _emit_bucket(
+    target: fx.Graph, node: Node, made: dict[str, fx.Node], before: fx.Node | None
+) -> fx.Node:
+    """A bucket that is gathered: its collective starts when the one before it has arrived.
+
+    So it is under way while the part of the graph that reads the one before is computed, and
+    never more than one is. Its values are parameters, which are there from the beginning.
+    """
+    values, steps = node.args
+    name = _identifier(node.name)
+    with target.inserting_after(before) if before else contextlib.nullcontext():
+        begun = target.call_function(begin, (map_values(values, lambda v: made[v.name]), steps))
+        begun.name = _unique(target, begun, f"{name}_begun")
+    call = target.call_function(finish, (begun,))
+    call.name = _unique(target, call, name)
+    call.meta["origin"] = begun.meta["origin"] = str(node.origin)
+    for i, value in enumerate(node.results):
+        made[value.name] = target.call_function(_item, (call, i))
+    return call
+
+
+def _emit_nothing(
+    target: fx.Graph,
+    node: Node,
+    made: dict[str, fx.Node],
+    mesh: Mesh,
+    coordinates: Mapping[str, int],
+) -> None:
+    """A call that has nothing to do on this rank."""
+    results = tuple(
+        (v.layout.local_shape(v.shape, mesh, coordinates), v.dtype, v.grad)
+        for v in node.results
+        if v.layout is not None
+    )
+    call = target.call_function(nothing, (results, *(made[v.name] for v in node.operands)))
+    call.name = _unique(target, call, f"{_identifier(node.name)}_nothing")
+    call.meta["origin"] = str(node.origin)
+    for i, value in enumerate(node.results):
+        made[value.name] = target.call_function(_item, (call, i))
+
+
 def _item(values: Any, index: int) -> Any:
     """One of several results (`operator.getitem` under a name of this module)."""
     return values[index]
 
 
-def under_autocast(
-    fn: Callable[..., Any], device_type: str, dtype: torch.dtype, *args: Any, **kwargs: Any
-) -> Any:
-    """Run one operator as it ran inside an autocast region of the model."""
-    with torch.autocast(device_type, dtype):
-        return fn(*args, **kwargs)
-
-
 def _returns_sequence(op: str) -> bool:
     """Whether the operator returns a list or tuple even where it has one result (split)."""
     if op.startswith("autopar."):
-        return False
+        return op == FUSED
     schema = resolve(op)._schema  # type: ignore[attr-defined]
     returns = schema.returns
     return len(returns) != 1 or not isinstance(returns[0].type, torch.TensorType)

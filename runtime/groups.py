@@ -8,8 +8,10 @@ the differentiable steps are in `runtime/collectives.py`.
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
@@ -20,12 +22,19 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.ir.errors import LayoutError, MeshError
 from autopar.ir.mesh import Mesh
-from autopar.runtime.random import RandomState
+from autopar.runtime.counting import record
+from autopar.runtime.random import RandomState, default_generator
 
 #: How long ranks wait for one another before an operation fails.
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 
 REDUCTIONS = ("sum", "max", "min")
+
+#: How large the piece of each rank of a group is, in its order; None where all are equal.
+Sizes = tuple[int, ...] | None
+
+#: A collective on its way: waits for it and gives its result.
+Landing = Callable[[], Tensor]
 
 
 class Group:
@@ -37,13 +46,23 @@ class Group:
         how many ranks there are, and the position of this one
 
     Tensors may have any strides. What communication returns is new, contiguous and carries no
-    gradient; in a group of one rank it is the argument, detached. Every piece has the same shape.
+    gradient; in a group of one rank it is the argument, detached. Pieces have one size along the
+    dimension that is cut unless `sizes` gives that of each rank; along others they always do.
+    Where sizes differ, gathering and scattering pad to the largest and trim, since not every
+    transport takes different shapes.
     """
 
     def __init__(self, axes: tuple[str, ...], size: int, index: int) -> None:
         self.axes = axes
         self.size = size
         self.index = index
+        #: This rank's number in the mesh, where a context made the group.
+        self.rank: int | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that keeps a value where the others have zeros."""
+        return self.index == 0
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Tensor:
         """Combine the tensors of all ranks elementwise by "sum", "max" or "min"."""
@@ -52,37 +71,136 @@ class Group:
         x = x.detach()
         if self.size == 1:
             return x
+        self._count("all_reduce", x, 1)
         return self._all_reduce(x.contiguous(), _reduction(x, op))
 
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+    def all_gather(self, x: Tensor, dim: int, sizes: Sizes = None) -> Tensor:
         """The tensors of all ranks, concatenated along a dimension in the order of the group."""
         x = x.detach()
         if self.size == 1:
             return x
-        return _join(self._all_gather(x.contiguous(), dim), dim % x.dim())
+        if not _differ(sizes):
+            self._count("all_gather", x, self.size)
+            return _join(self._all_gather(x.contiguous(), dim), dim % x.dim())
+        assert sizes is not None
+        padded = _padded(x, dim, max(sizes))
+        self._count("all_gather", padded, self.size)
+        pieces = self._all_gather(padded, dim).unbind()
+        trimmed = [p.narrow(dim, 0, size) for p, size in zip(pieces, sizes, strict=True)]
+        return torch.cat(trimmed, dim)
 
-    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+    def reduce_scatter(self, x: Tensor, dim: int, sizes: Sizes = None) -> Tensor:
         """This rank's block, along a dimension, of the sum of the tensors of all ranks."""
         x = x.detach()
         if self.size == 1:
             return x
-        pieces = self._split("reduce_scatter", x, dim)
-        return self._reduce_scatter(pieces, _reduction(x, "sum"), dim)
+        if not _differ(sizes):
+            pieces = self._split("reduce_scatter", x, dim)
+            self._count("reduce_scatter", pieces, 1)
+            return self._reduce_scatter(pieces, _reduction(x, "sum"), dim)
+        assert sizes is not None
+        most = max(sizes)
+        pieces = torch.stack([_padded(p, dim, most) for p in x.split(sizes, dim)])
+        self._count("reduce_scatter", pieces, 1)
+        piece = self._reduce_scatter(pieces, _reduction(x, "sum"), dim)
+        return piece.narrow(dim, 0, sizes[self.index]).contiguous()
 
-    def all_to_all(self, x: Tensor, split_dim: int, concat_dim: int) -> Tensor:
+    def all_to_all(
+        self,
+        x: Tensor,
+        split_dim: int,
+        concat_dim: int,
+        split_sizes: Sizes = None,
+        concat_sizes: Sizes = None,
+    ) -> Tensor:
         """Send the i-th block along `split_dim` to rank i; join what comes along `concat_dim`."""
         x = x.detach()
         if self.size == 1:
             return x
-        pieces = self._split("all_to_all", x, split_dim)
-        return _join(self._all_to_all(pieces, (split_dim, concat_dim)), concat_dim % x.dim())
+        if not _differ(split_sizes) and not _differ(concat_sizes):
+            pieces = self._split("all_to_all", x, split_dim)
+            self._count("all_to_all", pieces, 1)
+            return _join(self._all_to_all(pieces, (split_dim, concat_dim)), concat_dim % x.dim())
+        assert split_sizes is not None and concat_sizes is not None
+        rest = list(x.shape)
+        rest[split_dim] = rest[concat_dim] = 1
+        each = math.prod(rest)
+        counts = tuple(tuple(a * b * each for b in split_sizes) for a in concat_sizes)
+        shapes = []
+        for size in concat_sizes:
+            shape = list(x.shape)
+            shape[split_dim], shape[concat_dim] = split_sizes[self.index], size
+            shapes.append(shape)
+        return self._send(x.split(split_sizes, split_dim), counts, shapes, concat_dim)
 
-    def block(self, x: Tensor, dim: int) -> Tensor:
+    def recut(self, x: Tensor, dim: int, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
+        """This rank's block in other sizes: ranks send each other what the new blocks need."""
+        x = x.detach()
+        if self.size == 1 or before == after:
+            return x
+        starts, ends = ([0, *itertools.accumulate(sizes)] for sizes in (before, after))
+        overlaps = [
+            [
+                max(0, min(starts[i + 1], ends[j + 1]) - max(starts[i], ends[j]))
+                for j in range(self.size)
+            ]
+            for i in range(self.size)
+        ]
+        each = math.prod(size for d, size in enumerate(x.shape) if d != dim % x.dim())
+        counts = tuple(tuple(n * each for n in row) for row in overlaps)
+        shapes = []
+        for row in overlaps:
+            shape = list(x.shape)
+            shape[dim] = row[self.index]
+            shapes.append(shape)
+        return self._send(x.split(overlaps[self.index], dim), counts, shapes, dim)
+
+    def block(self, x: Tensor, dim: int, sizes: Sizes = None) -> Tensor:
         """This rank's block of a tensor along a dimension, as a view."""
         if self.size == 1:
             return x
+        if _differ(sizes):
+            assert sizes is not None
+            return x.narrow(dim, sum(sizes[: self.index]), sizes[self.index])
         size = self._block_size("slice", x, dim)
         return x.narrow(dim, self.index * size, size)
+
+    # Collectives that may run beside what follows. The tensors are contiguous and belong to the
+    # collective from here on; pieces are stacked in front.
+
+    def start_all_reduce(self, x: Tensor) -> Landing:
+        """The sum over the ranks: `shape` -> `shape`."""
+        self._count("all_reduce", x, 1)
+        return self._start_all_reduce(x)
+
+    def start_all_gather(self, x: Tensor) -> Landing:
+        """The tensors of all ranks: `shape` -> `(size, *shape)`."""
+        self._count("all_gather", x, self.size)
+        return self._start_all_gather(x)
+
+    def start_reduce_scatter(self, pieces: Tensor) -> Landing:
+        """This rank's piece of the sum: `(size, *shape)` -> `shape`."""
+        self._count("reduce_scatter", pieces, 1)
+        return self._start_reduce_scatter(pieces)
+
+    def _count(self, kind: str, x: Tensor, times: int) -> None:
+        record(self.rank, kind, self.axes, times * x.numel() * x.element_size())
+
+    def _send(
+        self,
+        pieces: Sequence[Tensor],
+        counts: tuple[tuple[int, ...], ...],
+        shapes: Sequence[Sequence[int]],
+        dim: int,
+    ) -> Tensor:
+        """Send the i-th piece to rank i; join what comes, of the given shapes, along `dim`.
+
+        `counts` are the elements that rank i sends to rank j, [i][j].
+        """
+        flat = torch.cat([piece.reshape(-1) for piece in pieces])
+        self._count("all_to_all", flat, 1)
+        received = self._all_to_all_v(flat, counts).split([row[self.index] for row in counts])
+        return torch.cat([r.view(*s) for r, s in zip(received, shapes, strict=True)], dim)
 
     def _split(self, what: str, x: Tensor, dim: int) -> Tensor:
         """The blocks of a tensor along a dimension, stacked in front and contiguous."""
@@ -116,10 +234,45 @@ class Group:
         """`(size, *shape)` -> `(size, *shape)`."""
         raise NotImplementedError
 
+    def _start_all_reduce(self, x: Tensor) -> Landing:
+        return _landed(self._all_reduce(x, "sum"))
+
+    def _start_all_gather(self, x: Tensor) -> Landing:
+        return _landed(self._all_gather(x, 0))
+
+    def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
+        return _landed(self._reduce_scatter(pieces, "sum", 0))
+
+    def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
+        """Send `counts[i][j]` elements from rank i to rank j, what goes to rank 0 first.
+
+        `flat` is a vector, and so is what comes back, what came from rank 0 first.
+        """
+        raise NotImplementedError
+
 
 def _join(pieces: Tensor, dim: int) -> Tensor:
     """Concatenate stacked pieces; a copy only where a larger dimension is outside `dim`."""
     return pieces.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def _landed(x: Tensor) -> Landing:
+    return lambda: x
+
+
+def _differ(sizes: Sizes) -> bool:
+    return sizes is not None and len(set(sizes)) > 1
+
+
+def _padded(x: Tensor, dim: int, size: int) -> Tensor:
+    """A contiguous tensor that reaches up to `size` in one dimension, zeros behind `x`."""
+    if x.shape[dim] == size:
+        return x.contiguous()
+    shape = list(x.shape)
+    shape[dim] = size
+    padded = x.new_zeros(shape)
+    padded.narrow(dim, 0, x.shape[dim]).copy_(x)
+    return padded
 
 
 def _reduction(x: Tensor, op: str) -> str:
@@ -151,6 +304,9 @@ class RankContext:
         and on a mesh of one rank
     random:
         where this rank stands in the random numbers that all ranks agree on
+    accumulating:
+        whether backward passes leave the gradients of data parallel parameters as terms, to be
+        summed over the ranks later (`autopar.runtime.delivery`)
     """
 
     def __init__(
@@ -163,6 +319,7 @@ class RankContext:
         self._transport = transport
         self._groups: dict[tuple[str, ...], Group] = {}
         self.random = RandomState()
+        self.accumulating = False
 
     @property
     def exact_rng(self) -> bool:
@@ -172,6 +329,13 @@ class RankContext:
     def use_exact_rng(self, seed: int) -> None:
         """From here on draw what one device draws after ``torch.manual_seed(seed)``."""
         self.random = RandomState(exact=torch.Generator().manual_seed(seed))
+
+    def use_default_rng(self, device: torch.device) -> None:
+        """From here on draw from PyTorch's default generator of a device, as one device does.
+
+        The ranks must have seeded it alike, and take the same numbers from it elsewhere.
+        """
+        self.random = RandomState(exact=default_generator(device))
 
     @staticmethod
     def from_process_group(
@@ -222,7 +386,9 @@ class RankContext:
         return group
 
     def _connect(self, axes: tuple[str, ...]) -> Group:
-        return self._transport.connect(axes) if axes else Group((), 1, 0)
+        group = self._transport.connect(axes) if axes else Group((), 1, 0)
+        group.rank = self.rank
+        return group
 
     def _essential(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(axes)) != len(axes):

@@ -250,8 +250,16 @@ class _LockstepGroup(Group):
         self._rank = rank
         self._members = frozenset(members)
 
-    def _exchange(self, kind: str, x: Tensor, combine: _Combine, *detail: Any) -> Tensor:
-        call = _Call(kind, self.axes, detail, tuple(x.shape), x.dtype)
+    def _exchange(
+        self,
+        kind: str,
+        x: Tensor,
+        combine: _Combine,
+        *detail: Any,
+        shape: tuple[int, ...] | None = None,
+    ) -> Tensor:
+        """`shape`: what the ranks must agree on, if not the shape of `x`."""
+        call = _Call(kind, self.axes, detail, tuple(x.shape) if shape is None else shape, x.dtype)
         return self._world.exchange(
             self._members, _Arrival(self._rank, self.index, call, x), combine
         )
@@ -267,6 +275,10 @@ class _LockstepGroup(Group):
 
     def _all_to_all(self, pieces: Tensor, dims: tuple[int, int]) -> Tensor:
         return self._exchange("all_to_all", pieces, _transpose, *dims)
+
+    def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
+        total = (sum(map(sum, counts)),)
+        return self._exchange("all_to_all_v", flat, _route(counts), counts, shape=total)
 
 
 # What everybody gets, from what everybody brought. No two ranks share memory afterwards.
@@ -297,6 +309,14 @@ def _gather(xs: list[Tensor]) -> list[Tensor]:
 
 def _transpose(xs: list[Tensor]) -> list[Tensor]:
     return [torch.stack(pieces) for pieces in zip(*xs, strict=True)]
+
+
+def _route(counts: tuple[tuple[int, ...], ...]) -> _Combine:
+    def route(xs: list[Tensor]) -> list[Tensor]:
+        sent = [x.split(row) for x, row in zip(xs, counts, strict=True)]
+        return [torch.cat(pieces) for pieces in zip(*sent, strict=True)]
+
+    return route
 
 
 _FOLDS: dict[str, Callable[..., Tensor]] = {

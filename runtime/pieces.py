@@ -17,33 +17,33 @@ def piece(tensor: Tensor, layout: Layout, mesh: Mesh, coordinates: Mapping[str, 
 
     The layout's states are Shard and Invariant (or Replicate, whose value is the same).
     """
-    local = layout.local_shape(tensor.shape, mesh)
+    layout.check(tensor.shape)
     for d, axes in enumerate(layout.dims):
         if axes:
-            position = mesh.index({a: coordinates[a] for a in axes}, axes)
-            tensor = tensor.narrow(d, position * local[d], local[d])
+            start, stop = layout.span(d, tensor.shape[d], mesh, coordinates)
+            tensor = tensor.narrow(d, start, stop - start)
     return tensor
 
 
-def assemble(pieces: Sequence[Tensor], layout: Layout, mesh: Mesh) -> Tensor:
-    """The whole tensor from every rank's piece (by rank number).
+def assemble(pieces: Sequence[Tensor], layout: Layout, mesh: Mesh, shape: Sequence[int]) -> Tensor:
+    """The whole tensor, of the given shape, from every rank's piece (by rank number).
 
     Partial axes are summed up, split dimensions joined; copies are taken from their first rank.
     """
     if len(pieces) != mesh.size:
         raise LayoutError(f"expected {mesh.size} pieces, one per rank, got {len(pieces)}")
-    local = pieces[0].shape
-    counts = layout.counts(mesh)
-    whole = torch.zeros([s * n for s, n in zip(local, counts, strict=True)], dtype=pieces[0].dtype)
+    whole = torch.zeros(tuple(shape), dtype=pieces[0].dtype)
     used = set(layout.split_axes) | set(layout.partial)
     for rank, part in enumerate(pieces):
         coordinates = mesh.coordinates(rank)
         if any(coordinates[a] for a in mesh.names if a not in used):
             continue
-        block = whole
-        for d, axes in enumerate(layout.dims):
-            if axes:
-                block = block.narrow(d, mesh.index(coordinates, axes) * local[d], local[d])
+        block = piece(whole, layout, mesh, coordinates)
+        if block.shape != part.shape:
+            raise LayoutError(
+                f"rank {rank} holds {tuple(part.shape)}, in the layout {layout} of a tensor "
+                f"{tuple(shape)} it is {tuple(block.shape)}"
+            )
         if layout.partial:
             block += part.detach().to("cpu")
         else:

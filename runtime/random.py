@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
+from autopar.ir.cut import span
+
 if TYPE_CHECKING:
     from autopar.runtime.groups import RankContext
 
@@ -78,16 +80,32 @@ class Block:
         return whole
 
 
-def block_of(context: RankContext, shape: Sequence[int], axes: Sequence[tuple[str, ...]]) -> Block:
-    """The block of a rank; `axes` are those that split each dimension of the local `shape`."""
-    number, start, whole = 0, [], []
-    for size, names in zip(shape, axes, strict=True):
-        count = context.mesh.axis_size(*names)
-        index = context.mesh.index(context.coordinates, names)
-        number = number * count + index
-        start.append(size * index)
-        whole.append(size * count)
-    return Block(tuple(whole), tuple(start), tuple(shape), number)
+@dataclass(frozen=True)
+class Side:
+    """One dimension of a tensor that is cut.
+
+    size, unit:
+        the whole size, and how many elements stay together (`autopar.ir.cut`)
+    axes:
+        the mesh axes that cut it, major first
+    """
+
+    size: int
+    axes: tuple[str, ...] = ()
+    unit: int = 1
+
+
+def block_of(context: RankContext, sides: Sequence[Side]) -> Block:
+    """The block of a tensor that a rank holds."""
+    number, start, shape = 0, [], []
+    for side in sides:
+        count = context.mesh.axis_size(*side.axes)
+        number = number * count + context.mesh.index(context.coordinates, side.axes)
+        at = [context.coordinates[axis] for axis in side.axes]
+        first, last = span(side.size, context.mesh.sizes_of(side.axes), at, side.unit)
+        start.append(first)
+        shape.append(last - first)
+    return Block(tuple(side.size for side in sides), tuple(start), tuple(shape), number)
 
 
 @_disable_dynamo
@@ -133,6 +151,15 @@ def agree_on_seed(context: RankContext, device: torch.device) -> None:
     mine = torch.randint(SEED_LIMIT, (1,)).to(device)
     total = context.group(context.mesh.names).all_reduce(mine)
     context.random = RandomState(seed=int(total.item()) % SEED_LIMIT)
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that PyTorch's own random operators use on a device."""
+    if device.type == "cpu":
+        return torch.default_generator
+    module = torch.get_device_module(device)
+    index = module.current_device() if device.index is None else device.index
+    return module.default_generators[index]
 
 
 @dataclass(frozen=True)

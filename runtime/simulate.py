@@ -16,6 +16,7 @@ from torch import Tensor
 
 from autopar.ir.graph import Graph, Value
 from autopar.ir.layout import Layout
+from autopar.ir.local import is_uniform
 from autopar.ir.mesh import Mesh
 from autopar.runtime.emit import emit
 from autopar.runtime.groups import current
@@ -68,13 +69,14 @@ def simulate(
 
     Raises what a rank raises, DesyncError where ranks communicate differently.
     """
-    module = emit(graph)
+    shared = emit(graph) if is_uniform(graph) else None
     source_nodes = [n for n in graph.nodes if n.is_source]
 
     def run(rank: int) -> tuple[list[Any], list[Tensor | None], list[Tensor]]:
         context = current()
         context.random = RandomState(exact=torch.Generator().manual_seed(seed))
         here = mesh.coordinates(rank)
+        module = shared or emit(graph, coordinates=here)
         leaves = []
         for node in source_nodes:
             whole = sources[node.name]
@@ -127,7 +129,8 @@ class _Gather:
             self.disagreement = math.inf
             return None
         layout = _layout(value)
-        whole = assemble([p for p in pieces if p is not None], layout, self.mesh)
+        held = [p for p in pieces if p is not None]
+        whole = assemble(held, layout, self.mesh, value.shape)
         for rank, part in enumerate(pieces):
             expected = piece(whole, layout, self.mesh, self.mesh.coordinates(rank))
             assert part is not None

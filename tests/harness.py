@@ -8,8 +8,8 @@ together as their layouts say, and compares with the unsplit operator, forward a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,18 +17,28 @@ from torch import Tensor
 
 from autopar.ir.graph import Node, Value, map_values
 from autopar.ir.layout import Layout
+from autopar.ir.local import is_empty, rank_call
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule, Strategy, operand_layout, result_layout, strategies
 from autopar.ir.rules import rule_for
 from autopar.passes.localise import local_call
 from autopar.runtime import groups, lockstep
+from autopar.runtime.nothing import nothing
 from autopar.runtime.operators import resolve
 from samples.sample import Sample
 
 MESHES = (Mesh.of({"a": 2}), Mesh.of({"a": 3}), Mesh.of({"a": 2, "b": 2}))
 
-#: Largest difference allowed, relative to the largest entry (float64).
+#: Largest difference allowed, relative to the largest entry.
 TOLERANCE = 1e-9
+
+#: The same for results of other dtypes than double precision.
+TOLERANCES = {
+    torch.float32: 1e-5,
+    torch.complex64: 1e-5,
+    torch.float16: 2e-2,
+    torch.bfloat16: 5e-2,
+}
 
 #: Seed of torch's generator before a random operator runs, whole or on any rank.
 RANDOM_SEED = 1234
@@ -100,17 +110,42 @@ def check_sample(
         raise RuleError(f"{sample.name}: {'something' if splittable else 'nothing'} may be split")
     count = 0
     for mesh in meshes:
-        trials = [
-            make_trial(case, rule, strategy, mesh)
-            for strategy in strategies(rule, mesh, grad=case.node.differentiable, axis_orders=True)
-        ]
-        outcomes = run_trials(case, trials, mesh)
-        for k, trial in enumerate(trials):
-            where = f"{sample.name} on {mesh}, {trial.strategy}"
-            _compare(case, trial, mesh, [outcome[k] for outcome in outcomes], where)
-        count += len(trials)
+        found = strategies(rule, mesh, grad=case.node.differentiable, axis_orders=True)
+        check_strategies(case, rule, found, mesh)
+        count += len(found)
     TALLY.add(sample.op, count)
     return count
+
+
+def check_uneven(sample: Sample, meshes: tuple[Mesh, ...]) -> int:
+    """Check every strategy that cuts something unevenly, empty pieces included; their number.
+
+    Raises RuleError as `check_sample` does.
+    """
+    case = make_case(sample)
+    rule = rule_for(case.node)
+    every = {f.name for f in rule.factors}
+    count = 0
+    for mesh in meshes:
+        grad = case.node.differentiable
+        found = [
+            strategy
+            for strategy in strategies(rule, mesh, grad=grad, axis_orders=True, asked=every)
+            if any(f.size % mesh.axis_size(*strategy.axes_of(f.name)) for f in rule.factors)
+        ]
+        check_strategies(case, rule, found, mesh)
+        count += len(found)
+    TALLY.add(sample.op, count)
+    return count
+
+
+def check_strategies(case: Case, rule: Rule, chosen: Sequence[Strategy], mesh: Mesh) -> None:
+    """Check some strategies of a rule; raises RuleError as `check_sample` does."""
+    trials = [make_trial(case, rule, strategy, mesh) for strategy in chosen]
+    outcomes = run_trials(case, trials, mesh)
+    for k, trial in enumerate(trials):
+        where = f"{case.sample.name} on {mesh}, {trial.strategy}"
+        _compare(case, trial, mesh, [outcome[k] for outcome in outcomes], where)
 
 
 # --- the unsplit operator --------------------------------------------------------------------
@@ -203,15 +238,22 @@ def scatter(x: Tensor, layout: Layout, mesh: Mesh, generator: torch.Generator) -
         here = mesh.coordinates(rank)
         piece = terms[tuple(here[axis] for axis in layout.partial)]
         for d, axes in enumerate(layout.dims):
-            if axes:
-                piece = piece.chunk(mesh.axis_size(*axes), d)[mesh.index(here, axes)]
+            for axis in axes:
+                piece = _chunk(piece, d, layout.unit(d), mesh.axis_size(axis), here[axis])
         cut[tuple(here.values())] = piece.detach().clone()
     return cut
 
 
+def _chunk(x: Tensor, dim: int, unit: int, count: int, index: int) -> Tensor:
+    """What `torch.chunk` makes of the units of a dimension; it leaves out empty pieces."""
+    chunks = torch.arange(x.shape[dim]).view(-1, unit).chunk(count)
+    mine = chunks[index].flatten() if index < len(chunks) else torch.arange(0)
+    return x.index_select(dim, mine)
+
+
 def dual(layout: Layout) -> Layout:
     """The layout of the gradient of a value in this layout, read as a value."""
-    return Layout.make(layout.dims, (), layout.replicate)
+    return Layout.make(layout.dims, (), layout.replicate, layout.units)
 
 
 def gather(pieces: Pieces, layout: Layout, mesh: Mesh, where: str) -> Tensor:
@@ -263,12 +305,15 @@ def make_trial(case: Case, rule: Rule, strategy: Strategy, mesh: Mesh) -> Trial:
     node = case.node
     generator = torch.Generator().manual_seed(RANDOM_SEED)
     ins = tuple(
-        operand_layout(rule, strategy, k, node.operand_grad(k)) for k in range(len(node.operands))
+        operand_layout(rule, strategy, k, node.operand_grad(k), mesh)
+        for k in range(len(node.operands))
     )
-    outs = tuple(result_layout(rule, strategy, k, v.grad) for k, v in enumerate(node.results))
+    outs = tuple(result_layout(rule, strategy, k, v.grad, mesh) for k, v in enumerate(node.results))
+    call = local_call(node, rule, strategy, mesh)
+    results = [replace(v, layout=layout) for v, layout in zip(node.results, outs, strict=True)]
     return Trial(
         strategy=strategy,
-        call=local_call(node, rule, strategy, mesh),
+        call=replace(call, results=tuple(results)),
         operands=tuple(
             scatter(x, layout, mesh, generator) for x, layout in zip(case.tensors, ins, strict=True)
         ),
@@ -297,10 +342,18 @@ def run_trials(case: Case, trials: list[Trial], mesh: Mesh) -> list[list[Outcome
 def _run_trial(case: Case, trial: Trial, at: tuple[int, ...]) -> Outcome:
     groups.current().use_exact_rng(RANDOM_SEED)
     tensors = [
-        pieces[at].clone().requires_grad_(v.grad)
+        (_spread(pieces[at]) if case.sample.strided else pieces[at].clone()).requires_grad_(v.grad)
         for pieces, v in zip(trial.operands, case.node.operands, strict=True)
     ]
-    results = _call(trial.call, tensors, resolve(trial.call.op))
+    context = groups.current()
+    place = context.mesh, context.coordinates
+    if is_empty(trial.call, *place):
+        shapes = [layout.local_shape(v.shape, *place) for v, layout in _results(trial)]
+        made = [(s, v.dtype, v.grad) for s, (v, _) in zip(shapes, _results(trial), strict=True)]
+        results = nothing(tuple(made), *tensors)
+    else:
+        call = rank_call(trial.call, *place)
+        results = _call(call, tensors, resolve(call.op))
     if case.sample.unspecified:
         results = tuple(torch.zeros_like(y) for y in results)
     cotangents = tuple(None if g is None else g[at] for g in trial.cotangents)
@@ -308,12 +361,26 @@ def _run_trial(case: Case, trial: Trial, at: tuple[int, ...]) -> Outcome:
     return tuple(y.detach() for y in results), gradients
 
 
+def _spread(x: Tensor) -> Tensor:
+    """A copy that lies in memory with gaps, its dimensions in another order."""
+    dims = tuple(reversed(range(x.dim())))
+    gaps = x.new_zeros([*(x.shape[d] for d in dims), 2])
+    gaps[..., 0] = x.permute(dims)
+    return gaps[..., 0].permute(dims)
+
+
+def _results(trial: Trial) -> list[tuple[Value, Layout]]:
+    return list(zip(trial.call.results, trial.result_layouts, strict=True))
+
+
 def _compare(case: Case, trial: Trial, mesh: Mesh, by_rank: list[Outcome], where: str) -> None:
     places = [tuple(mesh.coordinates(rank).values()) for rank in range(mesh.size)]
+    values = case.node.operands + case.node.results
+    tolerance = max((TOLERANCES.get(v.dtype, TOLERANCE) for v in values), default=TOLERANCE)
     for k, (want, layout) in enumerate(zip(case.results, trial.result_layouts, strict=True)):
         pieces = {at: outcome[0][k] for at, outcome in zip(places, by_rank, strict=True)}
         label = f"{where}: result {k} {layout}"
-        _assert_same(gather(pieces, layout, mesh, label), want, label)
+        _assert_same(gather(pieces, layout, mesh, label), want, label, tolerance)
     for k, (want_gradient, layout) in enumerate(
         zip(case.gradients, trial.operand_layouts, strict=True)
     ):
@@ -321,10 +388,10 @@ def _compare(case: Case, trial: Trial, mesh: Mesh, by_rank: list[Outcome], where
             continue
         pieces = {at: outcome[1][k] for at, outcome in zip(places, by_rank, strict=True)}
         label = f"{where}: gradient of operand {k} {layout}"
-        _assert_same(gather(pieces, dual(layout), mesh, label), want_gradient, label)
+        _assert_same(gather(pieces, dual(layout), mesh, label), want_gradient, label, tolerance)
 
 
-def _assert_same(got: Tensor, want: Tensor, where: str) -> None:
+def _assert_same(got: Tensor, want: Tensor, where: str, tolerance: float = TOLERANCE) -> None:
     if got.shape != want.shape or got.dtype != want.dtype:
         raise RuleError(
             f"{where}: got {got.dtype} {tuple(got.shape)}, "
@@ -336,6 +403,7 @@ def _assert_same(got: Tensor, want: Tensor, where: str) -> None:
         return
     finite = want[torch.isfinite(want)]
     scale = 1.0 + (finite.abs().max().item() if finite.numel() else 0.0)
-    if not torch.allclose(got, want, rtol=0.0, atol=TOLERANCE * scale, equal_nan=True):
+    allowed = max(tolerance, TOLERANCES.get(want.dtype, TOLERANCE)) * scale
+    if not torch.allclose(got, want, rtol=0.0, atol=allowed, equal_nan=True):
         worst = (got - want).abs().max().item()
         raise RuleError(f"{where}: differs from the unsplit operator by {worst:.3g}")

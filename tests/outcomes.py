@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +21,12 @@ from autopar.compiler import Request, Traced, lower_plan, make_plan, trace_model
 from autopar.ir.errors import HintError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
+from autopar.passes import pipeline
 from autopar.passes.communication import Collective, collectives_of
 from autopar.passes.device import COLLECTIVES, INTER, INTRA, Device, Link, Measure, bytes_moved
 from autopar.plans import Plan
 from autopar.report import Row
-from autopar.runtime.groups import Group, current
+from autopar.runtime.counting import Sent, count_communication
 from autopar.verification import Report, verify_plan
 
 #: The eight devices of most rows, as axes that any split count of theirs is made of.
@@ -136,12 +136,17 @@ def outcome(
     traced = trace_model(model, args, kwargs or {}, request)
     plan = make_plan(traced, request)
     graph = lower_plan(traced, plan, request)
-    planned = collectives_of(graph, traced.rules, plan.assignment)
-    with recorded_collectives() as ran:
+    with count_communication(rank=0) as ran:
         report = verify_plan(model, args, kwargs or {}, traced, plan, request)
     report.raise_if_failed()
     assert_hints_hold(traced, plan)
-    _assert_ran_as_planned(ran, planned, shape)
+    _assert_ran_as_planned(
+        _traffic(ran.sent, shape),
+        _traffic(collectives_of(graph, traced.rules, plan.assignment), shape),
+    )
+    # Each for itself, before parameters are put into buckets.
+    single = pipeline.partitioned(traced.graph, plan.assignment, plan.device)
+    planned = collectives_of(single, traced.rules, plan.assignment)
     return Outcome(
         traced,
         plan,
@@ -164,39 +169,20 @@ def assert_hints_hold(traced: Traced, plan: Plan) -> None:
         assert fix.admits(strategy, mesh), f"{traced.placed.hints[name]}: {fix}, got {strategy}"
 
 
-def _assert_ran_as_planned(ran: Traffic, planned: Sequence[Collective], mesh: Mesh) -> None:
-    """The bytes that a rank sends over each group of axes.
+def _traffic(collectives: Iterable[Collective | Sent], mesh: Mesh) -> Traffic:
+    """The bytes that a rank sends over each group of axes."""
+    found: Traffic = Counter()
+    for c in collectives:
+        whole = c.nbytes * (mesh.axis_size(*c.axes) if c.kind == "all_to_all" else 1)
+        found[c.axes] += bytes_moved(c.kind, mesh.axis_size(*c.axes)) * whole
+    return found
 
-    The kinds are not compared: an assisted operator may reach the same by others. A count that
+
+def _assert_ran_as_planned(ran: Traffic, planned: Traffic) -> None:
+    """The kinds are not compared: an assisted operator may reach the same by others. A count that
     is shared may be wider than the tensors it is priced like.
     """
-    expected: Traffic = Counter()
-    for c in planned:
-        whole = c.nbytes * (mesh.axis_size(*c.axes) if c.kind == "all_to_all" else 1)
-        expected[c.axes] += bytes_moved(c.kind, mesh.axis_size(*c.axes)) * whole
-    assert dict(ran) == pytest.approx(dict(expected), abs=torch.int64.itemsize)
-
-
-@contextmanager
-def recorded_collectives() -> Iterator[Traffic]:
-    """What rank 0 sends while the block runs."""
-    found: Traffic = Counter()
-
-    def recording(kind: str, method: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def call(self: Group, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            result = method(self, x, *args, **kwargs)
-            if self.size > 1 and current().rank == 0:
-                whole = max(x.numel(), result.numel()) * x.element_size()
-                whole *= self.size if kind == "all_to_all" else 1
-                found[self.axes] += bytes_moved(kind, self.size) * whole
-            return result
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in COLLECTIVES:
-            patch.setattr(Group, kind, recording(kind, getattr(Group, kind)))
-        yield found
+    assert dict(ran) == pytest.approx(dict(planned), abs=torch.int64.itemsize)
 
 
 class Net(nn.Module):

@@ -38,6 +38,17 @@ class _Free:
     ) -> np.ndarray:
         return np.zeros((len(src), len(dst)))
 
+    def fetch(
+        self, src: Sequence[Layout], dst: Sequence[Layout], value: Value, grad: bool
+    ) -> tuple[np.ndarray, None]:
+        return np.zeros((len(src), len(dst))), None
+
+    def covering(self, node: Node, rule: Rule, choices: Sequence[Strategy]) -> None:
+        return None
+
+    def last_bucket(self) -> float:
+        return 0.0
+
 
 def random_assignment(traced: Traced, request: Request, seed: int) -> Assignment:
     """Any choice for every operator, source, shared value and output of a traced model."""

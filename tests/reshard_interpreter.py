@@ -29,7 +29,8 @@ def scatter(whole: np.ndarray, layout: Layout, mesh: Mesh, rng: np.random.Genera
         here = mesh.coordinates(rank)
         piece = terms[tuple(here[axis] for axis in layout.partial)]
         for dim, axes in enumerate(layout.dims):
-            piece = np.split(piece, mesh.axis_size(*axes), axis=dim)[mesh.index(here, axes)]
+            counts = [mesh.axis_size(axis) for axis in axes]
+            piece = _chunks(piece, counts, dim, layout.unit(dim))[mesh.index(here, axes)]
         pieces.append(piece)
     return pieces
 
@@ -55,23 +56,38 @@ def gather(pieces: Pieces, layout: Layout, mesh: Mesh) -> np.ndarray:
 
 def dual(layout: Layout) -> Layout:
     """The layout of the gradient of a tensor in a layout: R and P change places."""
-    return Layout.make(layout.dims, layout.partial, layout.replicate)
+    return Layout.make(layout.dims, layout.partial, layout.replicate, layout.units)
+
+
+def _chunks(x: np.ndarray, counts: list[int], dim: int, unit: int) -> list[np.ndarray]:
+    """The pieces of an array in rank order: the first ones as large as need be, axis by axis."""
+    pieces = [x]
+    for count in counts:
+        pieces = [
+            np.take(piece, np.arange(piece.shape[dim])[k * most : (k + 1) * most], axis=dim)
+            for piece in pieces
+            for most in (-(-(piece.shape[dim] // unit) // count) * unit,)
+            for k in range(count)
+        ]
+    return pieces
 
 
 def forward(step: Step, pieces: Pieces, mesh: Mesh) -> Pieces:
-    dim = step.dim
+    dim, after = step.dim, step.after
     match step.kind:
         case "all_reduce":
             return _sum(pieces, step.axes, mesh)
         case "all_gather":
             return _concatenate(pieces, step.axes, dim, mesh)
         case "reduce_scatter":
-            return _cut(_sum(pieces, step.axes, mesh), step.axes, dim, mesh)
+            return _cut(_sum(pieces, step.axes, mesh), step.axes, dim, mesh, after)
         case "all_to_all":
             whole = _concatenate(pieces, step.axes, dim, mesh)
-            return _cut(whole, step.axes, step.dst_dim, mesh)
+            return _cut(whole, step.axes, step.dst_dim, mesh, after)
+        case "recut":
+            return _cut(_concatenate(pieces, step.axes, dim, mesh), step.axes, dim, mesh, after)
         case "slice":
-            return _cut(pieces, step.axes, dim, mesh)
+            return _cut(pieces, step.axes, dim, mesh, after)
         case "pad":
             return _pad(pieces, step.axes, dim, mesh)
         case "mask":
@@ -83,21 +99,23 @@ def forward(step: Step, pieces: Pieces, mesh: Mesh) -> Pieces:
 
 def backward(step: Step, pieces: Pieces, mesh: Mesh) -> Pieces:
     """The gradient before a step from the gradient after it."""
-    axes, dim = step.axes, step.dim
+    axes, dim, before = step.axes, step.dim, step.before
     match step.kind, step.state:
         case ("all_reduce", "I") | ("mask", "I"):
             return pieces
         case ("all_reduce", "R") | ("to_replicate", _):
             return _sum(pieces, axes, mesh)
         case ("all_gather", "I") | ("pad", _):
-            return _cut(pieces, axes, dim, mesh)
+            return _cut(pieces, axes, dim, mesh, before)
         case ("all_gather", "R"):
-            return _cut(_sum(pieces, axes, mesh), axes, dim, mesh)
+            return _cut(_sum(pieces, axes, mesh), axes, dim, mesh, before)
         case ("reduce_scatter", _) | ("slice", "I"):
             return _concatenate(pieces, axes, dim, mesh)
         case ("all_to_all", _):
             whole = _concatenate(pieces, axes, step.dst_dim, mesh)
-            return _cut(whole, axes, dim, mesh)
+            return _cut(whole, axes, dim, mesh, before)
+        case ("recut", _):
+            return _cut(_concatenate(pieces, axes, dim, mesh), axes, dim, mesh, before)
         case ("slice", "R"):
             return _pad(pieces, axes, dim, mesh)
         case ("mask", "R") | ("to_invariant", _):
@@ -120,18 +138,21 @@ def _concatenate(pieces: Pieces, axes: tuple[str, ...], dim: int | None, mesh: M
     return [np.concatenate([pieces[r] for r in g], axis=dim) for g in _groups(axes, mesh)]
 
 
-def _cut(pieces: Pieces, axes: tuple[str, ...], dim: int | None, mesh: Mesh) -> Pieces:
+def _cut(
+    pieces: Pieces, axes: tuple[str, ...], dim: int | None, mesh: Mesh, layout: Layout
+) -> Pieces:
+    """`layout`: that of the pieces that come of it."""
     assert dim is not None
-    count = mesh.axis_size(*axes)
+    counts, unit = [mesh.axis_size(axis) for axis in axes], layout.unit(dim)
     at = (mesh.index(mesh.coordinates(rank), axes) for rank in range(mesh.size))
-    return [np.split(p, count, axis=dim)[i] for p, i in zip(pieces, at, strict=True)]
+    return [_chunks(p, counts, dim, unit)[i] for p, i in zip(pieces, at, strict=True)]
 
 
 def _pad(pieces: Pieces, axes: tuple[str, ...], dim: int | None, mesh: Mesh) -> Pieces:
     assert dim is not None
     padded = []
     for rank, piece in enumerate(pieces):
-        blocks = [np.zeros_like(piece)] * mesh.axis_size(*axes)
+        blocks = [np.zeros_like(pieces[r]) for r in mesh.group(rank, axes)]
         blocks[mesh.index(mesh.coordinates(rank), axes)] = piece
         padded.append(np.concatenate(blocks, axis=dim))
     return padded

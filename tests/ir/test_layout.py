@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.distributed.tensor import Shard
 
 from autopar.ir.errors import LayoutError, MeshError
 from autopar.ir.layout import INVARIANT, PARTIAL, REPLICATE, Layout
@@ -73,13 +75,54 @@ def test_local_shapes() -> None:
     assert Layout.whole(0).local_shape((), MESH) == ()
 
 
-def test_what_does_not_divide_is_refused() -> None:
+def test_what_does_not_divide_is_uneven() -> None:
     assert LAYOUT.divides((8, 5), MESH)
     assert not LAYOUT.divides((7, 5), MESH)
-    with pytest.raises(
-        LayoutError, match=r"layout \[@dp, -\].*: dimension 0 of size 7 does not divide into 2"
-    ):
-        LAYOUT.local_shape((7, 5), MESH)
+    assert LAYOUT.local_shape((7, 5), MESH) == (4, 5)
+    assert LAYOUT.local_shape((7, 5), MESH, MESH.coordinates(0)) == (4, 5)
+    assert LAYOUT.local_shape((7, 5), MESH, MESH.coordinates(MESH.size - 1)) == (3, 5)
+    assert LAYOUT.pieces((7, 5), MESH) == 7 / 4
+
+
+@pytest.mark.parametrize("shape", [(7,), (25,), (5,), (0,), (24,)])
+@pytest.mark.parametrize("axes", [("dp",), ("tp",), ("dp", "tp"), ("tp", "dp"), ("pp", "dp")])
+def test_pieces_are_those_of_a_dtensor(shape: tuple[int], axes: tuple[str, ...]) -> None:
+    layout = Layout.make([axes])
+    parts = [torch.arange(shape[0])]
+    for axis in axes:
+        parts = [p for part in parts for p in _chunk(part, MESH.axis_size(axis))]
+    for rank in range(MESH.size):
+        here = MESH.coordinates(rank)
+        want = parts[MESH.index(here, axes)]
+        start, stop = layout.span(0, shape[0], MESH, here)
+        assert torch.equal(torch.arange(shape[0])[start:stop], want)
+        assert layout.local_shape(shape, MESH, here) == tuple(want.shape)
+        assert stop - start <= layout.local_shape(shape, MESH)[0]
+
+
+def _chunk(x: torch.Tensor, count: int) -> list[torch.Tensor]:
+    found, _ = Shard(0)._split_tensor(x, count, with_padding=False)
+    return found
+
+
+def test_units_stay_together() -> None:
+    heads = Layout.make([("dp",), ()], units=[64, 1])
+    assert str(heads) == "[@dp/64, -]"
+    assert heads.local_shape((1600, 8), MESH) == (13 * 64, 8)
+    assert heads.local_shape((1600, 8), MESH, {"dp": 1}) == (12 * 64, 8)
+    assert heads != Layout.make([("dp",), ()]) and hash(heads) != hash(Layout.make([("dp",), ()]))
+    with pytest.raises(LayoutError, match="dimension 0 of size 1601 has no units of 64"):
+        heads.check((1601, 8))
+
+
+def test_equal_cuts_are_written_alike() -> None:
+    even = Layout.make([("dp",), ()])
+    assert Layout.make([("dp",), ()], units=[64, 1]).simplified((1536, 8), MESH) == even
+    assert Layout.make([("dp",), ()], units=[64, 1]).simplified((1600, 8), MESH) != even
+    assert Layout.make([(), ()], units=[64, 1]) == Layout.whole(2)
+    # 18 elements over four ranks: pieces of 6, 6, 6 and none in units of 2 and in units of 3.
+    two, three = (Layout.make([("tp",)], units=[u]).simplified((18,), MESH) for u in (2, 3))
+    assert two == three == Layout.make([("tp",)], units=[2])
 
 
 def test_other_refusals() -> None:

@@ -48,8 +48,8 @@ def strategy(**roles: str) -> Strategy:
 
 
 def layouts(rule: Rule, chosen: Strategy, grad: bool = True) -> tuple[list[str], list[str]]:
-    ins = [operand_layout(rule, chosen, k, grad) for k in range(len(rule.operands))]
-    outs = [result_layout(rule, chosen, k, grad) for k in range(len(rule.results))]
+    ins = [operand_layout(rule, chosen, k, grad, MESH) for k in range(len(rule.operands))]
+    outs = [result_layout(rule, chosen, k, grad, MESH) for k in range(len(rule.results))]
     return [str(x) for x in ins], [str(x) for x in outs]
 
 
@@ -324,9 +324,9 @@ def test_operands_without_gradient_are_never_replicate() -> None:
     rule = linear()
     for chosen in strategies(rule, MESH, grad=True):
         for k in range(3):
-            layout = operand_layout(rule, chosen, k, grad=False)
+            layout = operand_layout(rule, chosen, k, False, MESH)
             assert layout.replicate == ()
-            assert layout == operand_layout(rule, chosen, k, grad=True).without_gradient()
+            assert layout == operand_layout(rule, chosen, k, True, MESH).without_gradient()
 
 
 def test_strategies_give_layouts_that_divide() -> None:
@@ -334,11 +334,11 @@ def test_strategies_give_layouts_that_divide() -> None:
     shapes = [(8, 4, 12), (16, 12), (16,)]
     for chosen in strategies(rule, MESH, grad=True, axis_orders=True):
         for k, shape in enumerate(shapes):
-            assert operand_layout(rule, chosen, k, True).divides(shape, MESH)
-        assert result_layout(rule, chosen, 0, True).divides((8, 4, 16), MESH)
+            assert operand_layout(rule, chosen, k, True, MESH).divides(shape, MESH)
+        assert result_layout(rule, chosen, 0, True, MESH).divides((8, 4, 16), MESH)
 
 
 def test_strategies_print_axis_and_role() -> None:
     assert str(strategy(dp="b1", tp="P0")) == "dp:b1 tp:P0"
     assert Strategy.invariant(MESH).role == {"dp": "I", "tp": "I"}
-    assert result_layout(linear(), Strategy.invariant(MESH), 0, True) == Layout.whole(3)
+    assert result_layout(linear(), Strategy.invariant(MESH), 0, True, MESH) == Layout.whole(3)

@@ -60,13 +60,14 @@ def test_a_legal_graph_of_each_stage_passes() -> None:
 def test_the_failing_node_is_shown_between_its_neighbours() -> None:
     graph = parse_graph(
         'mesh dp=2\n%a : f32[3] = input "a"\n%x : f32[3] = input "x"\n'
-        "%y : f32[3@dp] = aten.relu.default(%x)\n%z : f32[3] = aten.relu.default(%x)\nreturn %y\n"
+        "%y : f32[3@dp/2] = aten.relu.default(%x)\n%z : f32[3] = aten.relu.default(%x)\n"
+        "return %y\n"
     )
     assert refused(graph, "planned") == (
-        "value %y: layout [@dp]: dimension 0 of size 3 does not divide into 2 pieces\n"
-        '      %x : f32[3]    = input "x"\n'
-        "  --> %y : f32[3@dp] = aten.relu.default(%x)\n"
-        "      %z : f32[3]    = aten.relu.default(%x)"
+        "value %y: layout [@dp/2]: dimension 0 of size 3 has no units of 2\n"
+        '      %x : f32[3]      = input "x"\n'
+        "  --> %y : f32[3@dp/2] = aten.relu.default(%x)\n"
+        "      %z : f32[3]      = aten.relu.default(%x)"
     )
 
 
@@ -213,6 +214,7 @@ STEP_CASES = [
     (", 8] grad", '{}(%x, ("a",), "I")', ", 8] grad sum(a)", "mask"),
     (", 8] grad", '{}(%x, ("a",))', ", 8] grad rep(a)", "to_replicate"),
     (", 8] grad rep(a)", '{}(%x, ("a",))', ", 8] grad", "to_invariant"),
+    ("@a, 8] grad", '{}(%x, ("a",), 0, 8)', "@a/8, 8] grad", "recut"),
 ]
 
 

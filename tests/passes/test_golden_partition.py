@@ -40,7 +40,8 @@ def test_partition(case: GoldenCase, request: pytest.FixtureRequest) -> None:
             f"no strategy of {node.op}"
         )
     # The pipeline's pass, so that the verifier has its say.
-    partitioned = pipeline.lower(graph, assignment, device_for(case.header["device"][0], mesh))
+    device = device_for(case.header["device"][0], mesh)
+    partitioned = pipeline.partitioned(graph, assignment, device)
     written = print_graph(partitioned).splitlines()
     assert print_graph(parse_graph("\n".join(written) + "\n")).splitlines() == written
     check(case, written[1:], update=request.config.getoption("--update"))

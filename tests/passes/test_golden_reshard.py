@@ -22,9 +22,11 @@ def parse_layout(text: str) -> Layout:
     found = _LAYOUT.match(text.strip())
     assert found, f"not a layout: {text!r}"
     entries = [entry.strip() for entry in found["dims"].split(",") if entry.strip()]
-    dims = [[] if entry == "-" else entry.removeprefix("@").split("+") for entry in entries]
+    cuts = [entry.partition("/") for entry in entries]
+    dims = [[] if axes == "-" else axes.removeprefix("@").split("+") for axes, _, _ in cuts]
+    units = [int(unit or 1) for _, _, unit in cuts]
     rep, partial = ((found[group] or "").split(",") for group in ("rep", "sum"))
-    return Layout.make(dims, filter(None, rep), filter(None, partial))
+    return Layout.make(dims, filter(None, rep), filter(None, partial), units)
 
 
 @pytest.mark.parametrize("case", golden_cases("reshard"), ids=str)
@@ -54,4 +56,6 @@ def test_reshard(case: GoldenCase, request: pytest.FixtureRequest) -> None:
 def test_layouts_read_as_they_print() -> None:
     layout = Layout.make([["a", "b"], []], replicate=["c"], partial=["d"])
     assert parse_layout(str(layout)) == layout
+    heads = Layout.make([["a", "b"], []], replicate=["c"], units=[64, 1])
+    assert parse_layout(str(heads)) == heads
     assert parse_layout(str(Layout.whole(0))) == Layout.whole(0)

@@ -37,6 +37,20 @@ LINEAR = last_call(
 %y : f32[4, 6, 64] = aten.linear.default(%x, %w, %b)"""
 )
 
+ROW = last_call(
+    """
+%x : f32[1, 32] = input "x"
+%w : f32[64, 32] = input "w"
+%y : f32[1, 64] = aten.linear.default(%x, %w)"""
+)
+
+#: 25 heads of 64.
+ODD_HEADS = last_call(
+    """
+%x : f32[8, 1600] = input "x"
+%y : f32[8, 25, 64] = aten.reshape.default(%x, [8, 25, 64])"""
+)
+
 #: ``(d0 d1) -> d0 d1``
 HEADS = last_call(
     """
@@ -169,6 +183,12 @@ def test_a_merged_dimension_that_is_cut_across_its_parts_is_refused() -> None:
         "hint 'layer': input 0 of aten.reshape.default, shape (8, 24), dimension 1: into 3 does "
         "not fall on the boundaries of its parts [4, 6]"
     )
+
+
+def test_sizes_that_do_not_divide_are_cut_unevenly() -> None:
+    assert splits(LINEAR, (1, 4, 1)) == {"b0": ("a", "b")}
+    assert splits(ODD_HEADS, (1, 2)) == {"d1": ("a",)}
+    assert splits(ODD_HEADS, (1, ("a", "b"))) == {"d1": ("a", "b")}
 
 
 def test_a_split_that_is_no_block_of_the_merged_dimension_is_refused() -> None:
@@ -332,10 +352,10 @@ FOUR = Mesh.of({"dp": 2, "tp": 2})
             "None, got 1.5",
         ),
         (
-            LINEAR,
-            ((1, 4, 1),),
-            "input 0 of aten.linear.default, shape (4, 6, 32), dimension 1: size 6 does not divide "
-            "into 4 pieces; it can be split into 1 or 2",
+            ROW,
+            ((2, 1),),
+            "input 0 of aten.linear.default, shape (1, 32), dimension 0: size 1 does not divide "
+            "into 2 pieces; it can be split into 1",
         ),
         (
             SORT,

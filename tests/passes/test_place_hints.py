@@ -352,11 +352,11 @@ return %y, %u, %m
 
 def test_a_tensors_marker_that_does_not_fit_names_shape_and_dimension() -> None:
     text = f"""
-%x : f32[8, 15] = input "x"
-%m : f32[8, 15] = autopar.mark.default(%x, {mark(kind="layout", outputs=(1, 2))})  # net
+%x : f32[8, 1] = input "x"
+%m : f32[8, 1] = autopar.mark.default(%x, {mark(kind="layout", outputs=(1, 2))})  # net
 return %m
 """
     assert message(text) == (
-        "hint shard(tensor) in net: tensor, shape (8, 15), dimension 1: size 15 does not divide "
+        "hint shard(tensor) in net: tensor, shape (8, 1), dimension 1: size 1 does not divide "
         "into 2 pieces; it can be split into 1"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from autopar.ir.mesh import Mesh
 from autopar.passes.collective_cost import collective_time
 from autopar.passes.device import device_for
 from autopar.passes.reshard import plan_reshard
-from autopar.passes.reshard_cost import ReshardCosts, step_times
+from autopar.passes.reshard_cost import ReshardCosts
+from autopar.passes.reshard_price import step_times
 from autopar.passes.reshard_steps import Step, layouts, steps_from
 
 MB = 2**20
@@ -24,6 +26,8 @@ CASES = [
     ({"dp": 2, "tp": 4}, ()),
     ({"a": 2, "b": 4, "c": 2}, (1024, 4096)),
     ({"a": 2, "b": 4, "c": 2}, (3, 16)),
+    ({"dp": 2, "tp": 4}, (50257, 48)),
+    ({"dp": 2, "tp": 4}, (7, 1025, 33)),
 ]
 
 
@@ -44,7 +48,9 @@ def test_an_entry_is_the_sum_of_the_steps_that_are_emitted(
     for i, a in enumerate(src):
         for j, b in enumerate(dst):
             steps = plan_reshard(a, b, shape, mesh, model, grad=grad)
-            paid = sum(sum(step_times(s, nbytes, mesh, model, grad=grad)) for s in steps)
+            paid = sum(
+                sum(step_times(s, nbytes, mesh, model, grad=grad, shape=shape)) for s in steps
+            )
             assert matrix[i, j] == pytest.approx(paid, rel=1e-9, abs=0)
 
 
@@ -62,14 +68,30 @@ def test_rows_do_not_depend_on_what_was_asked_before() -> None:
     assert (one_by_one + np.eye(len(every)) > 0).all()
 
 
-def test_layouts_that_do_not_divide_cost_infinity() -> None:
-    mesh = Mesh.of({"dp": 2})
+def test_uneven_pieces_are_paid_for_at_the_size_of_the_largest() -> None:
+    mesh = Mesh.of({"dp": 4})
+    device = device_for("h100", mesh)
     split, whole = Layout.make([["dp"]]), Layout.whole(1)
-    matrix = ReshardCosts(mesh, device_for("h100", mesh)).matrix(
-        [whole, split], [whole, split], (3,), 4, True
-    )
-    assert matrix[0, 0] == 0
-    assert np.isinf(matrix[0, 1]) and np.isinf(matrix[1, 0])
+    costs = ReshardCosts(mesh, device)
+
+    def gather(size: int) -> float:
+        return costs.matrix([split], [whole], (size,), 4, False)[0, 0]
+
+    # Five pieces of 1 MB over four ranks are gathered as four of 2 MB, the last ones padding.
+    assert gather(5 * MB // 4) == pytest.approx(gather(5 * MB // 4 + 4), rel=1e-3)
+    assert gather(5) == pytest.approx(gather(8), rel=1e-12)
+    assert gather(5) > gather(4)
+
+
+def test_a_cut_in_units_costs_no_less_than_an_even_one() -> None:
+    mesh = Mesh.of({"tp": 2})
+    costs = ReshardCosts(mesh, device_for("h100", mesh))
+    even, heads = Layout.make([["tp"]]), Layout.make([["tp"]], units=[2**22])
+    whole = Layout.whole(1)
+    matrix = costs.matrix([even, heads], [even, heads, whole], (25 * 2**22,), 4, False)
+    assert matrix[0, 0] == matrix[1, 1] == 0
+    # Half a head moves instead of all the heads.
+    assert 0 < matrix[0, 1] < matrix[0, 2] < matrix[1, 2]
 
 
 def test_refuses_a_layout_of_another_rank() -> None:
@@ -134,18 +156,30 @@ def test_only_the_local_part_along_other_axes_is_moved() -> None:
     assert forward == pytest.approx(device.launch + alone)
 
 
-def test_gloo_avoids_its_slow_reduce_scatter() -> None:
-    # Over gloo an all-reduce and a slice beat a reduce-scatter; on NVSwitch they do not.
+def test_a_slow_reduce_scatter_is_avoided() -> None:
+    # gloo's own takes twice as long as its all-reduce: a slice after that one beats it.
     mesh = Mesh.of({"dp": 2})
     src, dst = Layout.make([[], []], partial=["dp"]), Layout.make([["dp"], []])
     shape = (2048, 2048)
+    cpu = device_for("cpu", mesh)
+    (link, _), slow = cpu.links, 14.8 / 3.8
+    collectives = tuple(
+        (kind, tuple(replace(m, bandwidth=m.bandwidth / slow) for m in measures))
+        if kind == "reduce_scatter"
+        else (kind, measures)
+        for kind, measures in link.collectives
+    )
+    links = tuple(replace(each, collectives=collectives) for each in cpu.links)
+    devices = {"own": replace(cpu, links=links), "exchange": cpu, "h100": device_for("h100", mesh)}
     kinds = {
-        name: [
-            s.kind for s in plan_reshard(src, dst, shape, mesh, device_for(name, mesh), grad=False)
-        ]
-        for name in ("cpu", "h100")
+        name: [s.kind for s in plan_reshard(src, dst, shape, mesh, device, grad=False)]
+        for name, device in devices.items()
     }
-    assert kinds == {"cpu": ["all_reduce", "slice"], "h100": ["reduce_scatter"]}
+    assert kinds == {
+        "own": ["all_reduce", "slice"],
+        "exchange": ["reduce_scatter"],
+        "h100": ["reduce_scatter"],
+    }
 
 
 def test_a_large_gradient_sum_goes_the_hierarchical_way_between_hosts() -> None:

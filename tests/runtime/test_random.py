@@ -13,7 +13,7 @@ from autopar.runtime.assisted_dropout import dropout, feature_dropout
 from autopar.runtime.assisted_random import randn, randperm
 from autopar.runtime.groups import current
 from autopar.runtime.lockstep import run_lockstep
-from autopar.runtime.random import agree_on_seed, block_of, replayed, snapshot
+from autopar.runtime.random import Side, agree_on_seed, block_of, replayed, snapshot
 
 MESH = Mesh.of({"a": 2, "b": 2})
 CPU = torch.device("cpu")
@@ -136,7 +136,7 @@ def test_attention_drops_differently_on_blocks_of_heads() -> None:
 
 def test_a_block_knows_its_place() -> None:
     def place() -> Tensor:
-        block = block_of(current(), (2, 3), [("b",), ("a",)])
+        block = block_of(current(), [Side(4, ("b",)), Side(6, ("a",))])
         assert block.whole == (4, 6)
         whole = torch.arange(24).view(4, 6)
         assert torch.equal(block.of(block.put(block.of(whole), -1)), block.of(whole))
