@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from autopar.ir.graph import Graph, Node
+from autopar.ir.fused import FUSED, layouts_through, steps_of
+from autopar.ir.graph import Graph, Node, Value
+from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule, Strategy, local_factor_size
 from autopar.ir.steps import STEPS
@@ -55,6 +58,7 @@ _RUNS: dict[str, dict[str, tuple[str | None, str | None]]] = {
     "autopar.all_gather": {"I": ("all_gather", None), "R": ("all_gather", "reduce_scatter")},
     "autopar.slice": {"I": (None, "all_gather"), "R": (None, None)},
     "autopar.mask": {"I": (None, None), "R": (None, None)},
+    "autopar.recut": {"": ("all_to_all", "all_to_all")},
     "autopar.reduce_scatter": {"": ("reduce_scatter", "all_gather")},
     "autopar.all_to_all": {"": ("all_to_all", "all_to_all")},
     "autopar.pad": {"": (None, None)},
@@ -64,23 +68,59 @@ _RUNS: dict[str, dict[str, tuple[str | None, str | None]]] = {
 assert set(_RUNS) == set(STEPS)
 
 
+#: The steps that gather or scatter, in one direction at least.
+_PADDED = ("autopar.all_gather", "autopar.reduce_scatter", "autopar.slice")
+
+
 def step_collectives(node: Node, mesh: Mesh, at: str) -> list[Collective]:
     """The collectives of one reshard step; none backward where no gradient flows."""
-    axes = node.args[1]
-    state = node.args[-1] if isinstance(node.args[-1], str) else ""
-    forward, backward = _RUNS[node.op][state]
     (before,), (after,) = node.operands, node.results
     assert before.layout is not None and after.layout is not None
-    nbytes = max(
-        math.prod(v.layout.local_shape(v.shape, mesh)) * v.dtype.itemsize  # type: ignore[union-attr]
-        for v in (before, after)
-    )
+    forward, backward = _kinds(node.op, node.args[2:])
+    nbytes = _nbytes(node.op, node.args[1], after, (before.layout, after.layout), mesh)
     found = []
     if forward:
-        found.append(Collective(forward, axes, nbytes, False, at))
+        found.append(Collective(forward, node.args[1], nbytes, False, at))
     if backward and after.grad:
-        found.append(Collective(backward, axes, nbytes, True, at))
+        found.append(Collective(backward, node.args[1], nbytes, True, at))
     return found
+
+
+def fused_collectives(node: Node, mesh: Mesh, at: str) -> list[Collective]:
+    """The collectives of a bucket: for each of its steps one forward, one backward, or both."""
+    ways = [layouts_through(node, mesh, k) for k in range(len(node.results))]
+    forwards: list[Collective] = []
+    backwards: list[Collective] = []
+    for i, step in enumerate(steps_of(node)):
+        forward, backward = _kinds(step.op, step.arguments[0])
+        sizes = [
+            _nbytes(step.op, step.axes, v, way[i : i + 2], mesh)
+            for v, way in zip(node.results, ways, strict=True)
+        ]
+        if forward:
+            forwards.append(Collective(forward, step.axes, sum(sizes), False, at))
+        flowing = [n for v, n in zip(node.results, sizes, strict=True) if v.grad]
+        if backward and flowing:
+            backwards.append(Collective(backward, step.axes, sum(flowing), True, at))
+    return [*forwards, *backwards]
+
+
+def _kinds(op: str, arguments: Sequence[Any]) -> tuple[str | None, str | None]:
+    """What a step with these arguments runs, forward and backward."""
+    state = next((each for each in arguments if isinstance(each, str)), "")
+    return _RUNS[op][state]
+
+
+def _nbytes(
+    op: str, axes: tuple[str, ...], value: Value, layouts: Sequence[Layout], mesh: Mesh
+) -> int:
+    """Bytes that a rank holds of a value before or after a step, whichever is more.
+
+    Uneven pieces are moved at the size of the largest.
+    """
+    local = [math.prod(layout.local_shape(value.shape, mesh)) for layout in layouts]
+    padded = mesh.axis_size(*axes) * min(local) if op in _PADDED else 0
+    return max(*local, padded) * value.dtype.itemsize
 
 
 def assisted_collectives(
@@ -95,7 +135,8 @@ def assisted_collectives(
         elements = math.prod(
             local_factor_size(rule, strategy, over, mesh) for over in factor.assist.over
         )
-        nbytes = elements * (*node.operands, *node.results)[0].dtype.itemsize
+        first = (*node.operands, *node.results)[0]
+        nbytes = elements * (factor.assist.itemsize or first.dtype.itemsize)
         found += [Collective("all_reduce", axes, nbytes, False, node.name)] * factor.assist.forward
         # Statistics are differentiated with the tensor they are taken of, the first one.
         if node.operand_grad(0):
@@ -117,15 +158,21 @@ def collectives_of(
     waiting: list[Node] = []
     mesh = assignment.mesh
     for node in partitioned.nodes:
-        if node.op in STEPS:
+        if node.op in STEPS or node.op == FUSED:
             waiting.append(node)
         elif not node.is_source:
             for step in waiting:
-                found += step_collectives(step, mesh, node.name)
+                found += _collectives(step, mesh, node.name)
             waiting = []
             found += assisted_collectives(
                 node, rules[node.name], assignment.strategies[node.name], mesh
             )
     for step in waiting:
-        found += step_collectives(step, mesh, "return")
+        found += _collectives(step, mesh, "return")
     return tuple(found)
+
+
+def _collectives(step: Node, mesh: Mesh, at: str) -> list[Collective]:
+    if step.op == FUSED:
+        return fused_collectives(step, mesh, at)
+    return step_collectives(step, mesh, at)

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 
 from autopar.ir.errors import GraphError
+from autopar.ir.whole import whole_of
+from autopar.runtime.whole import drawing_alike
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -43,6 +45,9 @@ def resolve(op: str) -> Callable[..., Any]:
     namespace, *path = op.split(".")
     if namespace == NAMESPACE:
         return _own(op, ".".join(path))
+    whole = whole_of(op)
+    if whole is not None and whole.random:
+        return drawing_alike(op, whole)
     target: Any = torch.ops
     try:
         for part in (namespace, *path):

@@ -2,6 +2,9 @@
 
 Those operators are the ones `torch.compile` understands. gloo gives wrong values for views that
 are not contiguous, so `Group` hands over contiguous tensors only.
+
+gloo's own reduce-scatter takes twice as long as its all-to-all followed by a local sum, which
+sends the same bytes (`benchmarks/collectives.py`), so that is what runs there.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.ir.errors import MeshError
 from autopar.ir.mesh import Mesh
-from autopar.runtime.groups import Group
+from autopar.runtime.groups import Group, Landing
 
 _c10d = torch.ops._c10d_functional
 
@@ -100,6 +103,7 @@ class _ProcessGroup(Group):
         """`members`: the world ranks, as the group orders them; a process group sorts its own."""
         super().__init__(axes, len(members), index)
         self._name = process_group.group_name
+        self._process_group = process_group
         ranks = dist.get_process_group_ranks(process_group)
         self._ordered = ranks == members
         self._slots = [ranks.index(member) for member in members]
@@ -109,25 +113,63 @@ class _ProcessGroup(Group):
         return _c10d.wait_tensor(_c10d.all_reduce(x, op, self._name))
 
     def _all_gather(self, x: Tensor, dim: int) -> Tensor:
-        stacked = _c10d.all_gather_into_tensor(x.unsqueeze(0), self.size, self._name)
-        return self._to_group_order(_c10d.wait_tensor(stacked))
+        return self._start_all_gather(x)()
 
     def _reduce_scatter(self, pieces: Tensor, op: str, dim: int) -> Tensor:
-        piece = _c10d.reduce_scatter_tensor(self._to_slot_order(pieces), op, self.size, self._name)
-        return _c10d.wait_tensor(piece).squeeze(0)
+        return self._start_scatter(pieces, op)()
 
     def _all_to_all(self, pieces: Tensor, dims: tuple[int, int]) -> Tensor:
-        one_each = [1] * self.size
-        received = _c10d.all_to_all_single(
-            self._to_slot_order(pieces), one_each, one_each, self._name
-        )
+        received = self._exchange(self._to_slot_order(pieces))
         return self._to_group_order(_c10d.wait_tensor(received))
+
+    def _start_all_reduce(self, x: Tensor) -> Landing:
+        summed = _c10d.all_reduce_(x, "sum", self._name)
+        return lambda: _c10d.wait_tensor(summed)
+
+    def _start_all_gather(self, x: Tensor) -> Landing:
+        stacked = _c10d.all_gather_into_tensor(x.unsqueeze(0), self.size, self._name)
+        return lambda: self._to_group_order(_c10d.wait_tensor(stacked))
+
+    def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
+        return self._start_scatter(pieces, "sum")
+
+    def _start_scatter(self, pieces: Tensor, op: str) -> Landing:
+        pieces = self._to_slot_order(pieces)
+        if self._process_group._get_backend(pieces.device).name() == "gloo":
+            received = self._exchange(pieces)
+            return lambda: _fold(_c10d.wait_tensor(received), op)
+        piece = _c10d.reduce_scatter_tensor(pieces, op, self.size, self._name)
+        return lambda: _c10d.wait_tensor(piece).squeeze(0)
+
+    def _exchange(self, pieces: Tensor) -> Tensor:
+        """Start to send the i-th piece to the i-th process of the process group."""
+        one_each = [1] * self.size
+        return _c10d.all_to_all_single(pieces, one_each, one_each, self._name)
+
+    def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
+        # In the order of the process group's own ranks, and back.
+        sends = list(counts[self.index])
+        receives = [row[self.index] for row in counts]
+        pieces = flat.split(sends)
+        received = _c10d.all_to_all_single(
+            torch.cat([pieces[member] for member in self._from_slots]),
+            [receives[member] for member in self._from_slots],
+            [sends[member] for member in self._from_slots],
+            self._name,
+        )
+        parts = _c10d.wait_tensor(received).split([receives[m] for m in self._from_slots])
+        return torch.cat([parts[slot] for slot in self._slots])
 
     def _to_slot_order(self, pieces: Tensor) -> Tensor:
         return pieces if self._ordered else pieces[self._from_slots]
 
     def _to_group_order(self, pieces: Tensor) -> Tensor:
         return pieces if self._ordered else pieces[self._slots]
+
+
+def _fold(pieces: Tensor, op: str) -> Tensor:
+    """The elementwise reduction of stacked pieces; booleans come with "max"."""
+    return pieces.sum(0, dtype=pieces.dtype) if op == "sum" else pieces.amax(0)
 
 
 def _new_device_mesh(mesh: Mesh, device_type: str, timeout: timedelta) -> DeviceMesh:

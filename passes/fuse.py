@@ -1,0 +1,161 @@
+"""Parameters that take the same steps on their way into the graph take them together.
+
+before::    %v_1 : f32[8, 4] grad rep(dp) = autopar.to_replicate(%v, ("dp",))
+            %h   : f32[6@dp, 8] grad = aten.linear.default(%x, %v_1)
+            %w_1 : f32[4, 8] grad rep(dp) = autopar.to_replicate(%w, ("dp",))
+            %y   : f32[6@dp, 4] grad = aten.linear.default(%h, %w_1)
+
+after::     %v_1 : f32[8, 4] grad rep(dp), %w_1 : f32[4, 8] grad rep(dp) =
+                autopar.fused((%v, %w), (("autopar.to_replicate", ("dp",), ((), ())),))
+            %h   : f32[6@dp, 8] grad = aten.linear.default(%x, %v_1)
+            %y   : f32[6@dp, 4] grad = aten.linear.default(%h, %w_1)
+
+Parameters are put into buckets in the order of their first use, so that in the backward pass a
+bucket is complete when its part of the graph is done, and what it sends can be under way during
+the rest. A bucket is closed when it is large enough for latency to matter little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autopar.ir.fused import FUSABLE, FusedStep, fused_node
+from autopar.ir.graph import Graph, Node, Value
+from autopar.ir.mesh import Mesh
+from autopar.passes.collective_cost import collective_line
+from autopar.passes.communication import step_collectives
+from autopar.passes.device import Device
+
+#: The share of a collective's time that may be latency.
+LATENCY_SHARE = 0.05
+
+#: Bounds of a bucket in bytes. Below, the overhead of a call outweighs any latency; above, the
+#: last bucket of a backward pass, which nothing hides, grows, and so do gathered copies.
+SMALLEST, LARGEST = 1 << 20, 32 << 20
+
+
+def bucket_bytes(device: Device, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> float:
+    """The bytes at which latency is `LATENCY_SHARE` of a collective's time, within bounds."""
+    line = collective_line(device, mesh, kind, axes)
+    if line.per_byte <= 0:
+        return LARGEST
+    enough = line.latency / line.per_byte * (1 / LATENCY_SHARE - 1)
+    return min(max(enough, SMALLEST), LARGEST)
+
+
+def fuse(graph: Graph, device: Device) -> Graph:
+    """A partitioned graph with the first steps of its parameters in buckets.
+
+    Only a parameter with a single reader is taken.
+    """
+    assert graph.mesh is not None
+    buckets = _fill(_chains(graph, graph.mesh), graph.mesh, device)
+    if not buckets:
+        return graph
+    first = {bucket.members[0].end.name: bucket for bucket in buckets}
+    gone = {step.name for b in buckets for chain in b.members for step in chain.steps}
+    # A bucket may come before the source nodes of its last parameters: sources go first.
+    nodes = [node for node in graph.nodes if node.is_source]
+    for node in graph.calls:
+        if node.name in first:
+            nodes.append(first[node.name].node())
+        elif node.name not in gone:
+            nodes.append(node)
+    return graph.with_nodes(tuple(nodes))
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A parameter and the steps it takes before anything reads it."""
+
+    parameter: Value
+    steps: tuple[Node, ...]
+
+    @property
+    def end(self) -> Value:
+        return self.steps[-1].results[0]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What is equal for all members of a bucket."""
+        ways = tuple(
+            (step.op, step.args[1], *(each for each in step.args[2:] if isinstance(each, str)))
+            for step in self.steps
+        )
+        return ways, self.parameter.dtype, self.end.grad
+
+    def runs(self, mesh: Mesh) -> dict[tuple[str, tuple[str, ...]], int]:
+        """Bytes of each collective it takes, by kind and axes."""
+        found = [c for step in self.steps for c in step_collectives(step, mesh, "")]
+        return {(c.kind, c.axes): c.nbytes for c in found}
+
+
+@dataclass
+class _Bucket:
+    members: list[_Chain] = field(default_factory=list)
+
+    def node(self) -> Node:
+        steps = tuple(
+            FusedStep(step.op, step.args[1], tuple(m.steps[i].args[2:] for m in self.members))
+            for i, step in enumerate(self.members[0].steps)
+        )
+        return fused_node(
+            tuple(m.parameter for m in self.members),
+            steps,
+            results=tuple(m.end for m in self.members),
+            origin=self.members[0].steps[-1].origin,
+        )
+
+
+def _chains(graph: Graph, mesh: Mesh) -> list[_Chain]:
+    """The chains of all parameters, in the order of first use."""
+    readers = _readers(graph)
+    found = []
+    for node in graph.sources("param"):
+        value, steps = node.results[0], []
+        while readers[value.name] is not None:
+            step = readers[value.name]
+            if step is None or step.op not in FUSABLE:
+                break
+            steps.append(step)
+            value = step.results[0]
+        # What follows the last collective needs no company.
+        while steps and not step_collectives(steps[-1], mesh, ""):
+            steps.pop()
+        if steps:
+            found.append(_Chain(node.results[0], tuple(steps)))
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    return sorted(found, key=lambda chain: position[chain.end.name])
+
+
+def _readers(graph: Graph) -> Mapping[str, Node | None]:
+    """The only reader of each value; None where it has none, has several or leaves the graph."""
+    kept = {v.name for v in graph.outputs if isinstance(v, Value)}
+    kept |= {v.name for _, v in graph.updates}
+    return {
+        name: uses[0][0] if len(uses) == 1 and name not in kept else None
+        for name, uses in graph.consumers.items()
+    }
+
+
+def _fill(chains: list[_Chain], mesh: Mesh, device: Device) -> list[_Bucket]:
+    """Buckets, closed when each collective is large enough; a parameter that is so stays alone."""
+    found: list[_Bucket] = []
+    filling: dict[tuple[Any, ...], tuple[_Bucket, dict[tuple[str, tuple[str, ...]], int]]] = {}
+    for chain in chains:
+        runs = chain.runs(mesh)
+        enough = {run: bucket_bytes(device, mesh, *run) for run in runs}
+        if all(runs[run] >= enough[run] for run in runs):
+            found.append(_Bucket([chain]))
+            continue
+        empty = (_Bucket(), dict.fromkeys(runs, 0))
+        bucket, total = filling.pop(chain.key, empty)
+        if not bucket.members:
+            found.append(bucket)
+        bucket.members.append(chain)
+        total = {run: total[run] + runs[run] for run in runs}
+        if any(total[run] < enough[run] for run in runs):
+            filling[chain.key] = bucket, total
+    return found

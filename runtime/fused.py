@@ -1,0 +1,242 @@
+"""Parameters on their way into a graph, many at a time: the operator ``autopar.fused``.
+
+Forward takes a whole bucket through each of its steps in one collective, which `begin` can start
+before it is needed. Backward takes all its
+gradients back so, as soon as the last of them exists, beside the rest of the backward pass where
+nothing has to see them earlier (`autopar.runtime.delivery`).
+
+While `RankContext.accumulating` is set, sums over ranks are put off: gradients stay terms.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.distributed.tensor import DTensor
+
+from autopar.runtime import flat
+from autopar.runtime.collectives import (
+    AllGather,
+    AllReduce,
+    Mask,
+    Pad,
+    ReduceScatter,
+    Slice,
+    Step,
+    ToInvariant,
+    ToReplicate,
+)
+from autopar.runtime.delivery import (
+    Delivery,
+    Journey,
+    KeepTerms,
+    Leg,
+    Receiver,
+    receivers,
+    take_terms,
+)
+from autopar.runtime.flat import Cut, Landings
+from autopar.runtime.groups import Group, RankContext, current
+from autopar.runtime.operators import operator
+
+#: The steps of `autopar.ir.fused.FUSABLE`.
+_STEPS: dict[str, Callable[..., Step]] = {
+    "autopar.all_gather": AllGather,
+    "autopar.all_reduce": AllReduce,
+    "autopar.mask": Mask,
+    "autopar.pad": Pad,
+    "autopar.slice": Slice,
+    "autopar.to_invariant": ToInvariant,
+    "autopar.to_replicate": ToReplicate,
+}
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The steps of a fused call [stage][value], and where it runs."""
+
+    context: RankContext
+    stages: tuple[tuple[Step, ...], ...]
+
+    @property
+    def sums(self) -> tuple[Group, ...]:
+        """The groups over which gradients are summed at the end of their way."""
+        first = itertools.takewhile(lambda steps: isinstance(steps[0], ToReplicate), self.stages)
+        return tuple(steps[0].group for steps in first)
+
+    def journey(self, xs: Sequence[Tensor]) -> Journey:
+        """The tensors on their way through all steps; nothing of gradients."""
+        return Journey([x.detach() for x in xs], [_leg(steps) for steps in self.stages])
+
+    def journey_back(
+        self,
+        grads: Sequence[Tensor],
+        members: Sequence[int],
+        terms: Sequence[Tensor | None] | None = None,
+        *,
+        sums: bool = True,
+    ) -> Journey:
+        """The gradients of some members on their way to the parameters.
+
+        terms:
+            what is summed along with them over the ranks
+        sums:
+            whether they are summed at all; otherwise they arrive as terms
+        """
+        duals = [[steps[m].dual for m in members] for steps in reversed(self.stages)]
+        last = len(duals) - len(self.sums)
+        back = [_leg(steps) for steps in duals[:last]]
+        if terms is not None:
+            back.append(Leg(lambda grads: _with_terms(grads, terms), sent=False))
+        if sums:
+            back += [_leg(steps) for steps in duals[last:]]
+        return Journey(grads, back)
+
+
+def _leg(steps: Sequence[Step]) -> Leg:
+    """Takes one tensor through each of some steps of one kind, over one group."""
+    first = steps[0]
+    group = first.group
+    if group.size == 1:
+        return Leg(lambda xs: lambda: xs, sent=False)
+    if isinstance(first, AllReduce):
+        return Leg(lambda xs: flat.start_all_reduce(group, xs))
+    if isinstance(first, AllGather):
+        return Leg(lambda xs: flat.start_all_gather(group, xs, _cuts(steps)))
+    if isinstance(first, ReduceScatter):
+        return Leg(lambda xs: flat.start_reduce_scatter(group, xs, _cuts(steps)))
+
+    def run_each(xs: list[Tensor]) -> Landings:
+        made = [step.run(x) for step, x in zip(steps, xs, strict=True)]
+        return lambda: made
+
+    return Leg(run_each, sent=False)
+
+
+def _cuts(steps: Sequence[Step]) -> list[Cut]:
+    return [Cut(s.dim, s.sizes) for s in steps if isinstance(s, (AllGather, ReduceScatter))]
+
+
+def _with_terms(grads: list[Tensor], terms: Sequence[Tensor | None]) -> Landings:
+    total = [g if t is None else g + t for g, t in zip(grads, terms, strict=True)]
+    return lambda: total
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A bucket on its way, whose first collective has been started."""
+
+    bucket: Bucket
+    xs: tuple[Tensor, ...]
+    journey: Journey
+
+
+@operator("fused")
+def fused(xs: tuple[Tensor, ...], steps: tuple[tuple[Any, ...], ...]) -> tuple[Tensor, ...]:
+    """Each tensor through the same steps, one collective per step (`autopar.ir.fused`).
+
+    Where pieces are uneven, the arguments of a step end in their sizes.
+    """
+    return finish(begin(xs, steps))
+
+
+@_disable_dynamo
+def begin(xs: tuple[Tensor, ...], steps: tuple[tuple[Any, ...], ...]) -> Begun:
+    """Start a bucket; what is called before `finish` may run beside its first collective."""
+    context = current()
+    stages = []
+    for op, axes, arguments in steps:
+        group = context.group(axes)
+        stages.append(tuple(_STEPS[op](group, *given) for given in arguments))
+    bucket = Bucket(context, tuple(stages))
+    return Begun(bucket, xs, bucket.journey(xs))
+
+
+@_disable_dynamo
+def finish(begun: Begun) -> tuple[Tensor, ...]:
+    """The results of a bucket that was started."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in begun.xs):
+        return _Fused.apply(begun.bucket, begun.journey, *begun.xs)
+    return tuple(begun.journey.finish())
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bucket: Bucket, journey: Journey, *xs: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.bucket = bucket
+        ctx.inputs = xs
+        made = tuple(journey.finish())
+        ctx.shapes = [y.shape for y in made]
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        bucket: Bucket = ctx.bucket
+        needs = ctx.needs_input_grad[2:]
+        needed = [g if need else None for g, need in zip(grads, needs, strict=True)]
+        if torch.is_grad_enabled():
+            return (None, None, *(_single_back(bucket, k, g) for k, g in enumerate(needed)))
+        to = receivers(ctx, ctx.inputs)
+        if to is not None:
+            _send(bucket, needed, to, ctx.shapes)
+            return (None,) * (2 + len(grads))
+        members = [k for k, g in enumerate(needed) if g is not None]
+        present = [g for g in needed if g is not None]
+        arrived = bucket.journey_back(present, members).finish() if present else []
+        found = dict(zip(members, arrived, strict=True))
+        return (None, None, *(found.get(k) for k in range(len(grads))))
+
+
+def _single_back(bucket: Bucket, member: int, grad: Tensor | None) -> Tensor | None:
+    """A gradient taken back by steps that can themselves be differentiated."""
+    if grad is not None:
+        for steps in reversed(bucket.stages):
+            grad = steps[member].dual(grad)
+    return grad
+
+
+def _send(
+    bucket: Bucket,
+    grads: Sequence[Tensor | None],
+    to: Sequence[Receiver | None],
+    shapes: Sequence[torch.Size],
+) -> None:
+    """Start what brings the gradients to the parameters; the end of the pass hands them out.
+
+    shapes:
+        of the gradients that may come
+    """
+    wanted = {k: r for k, r in enumerate(to) if r is not None and r.wanted}
+    axes = tuple(axis for group in bucket.sums for axis in group.axes)
+    put_off = bool(axes) and bucket.context.accumulating
+    put_off = put_off and all(isinstance(r.leaf, DTensor) for r in wanted.values())
+    held: dict[int, Tensor] = {}
+    if axes and not put_off:
+        terms = {k: take_terms(r.leaf, axes) for k, r in wanted.items()}
+        held = {k: term for k, term in terms.items() if term is not None}
+    members = [k for k in wanted if grads[k] is not None or k in held]
+    if not members:
+        return
+    present = []
+    for k in members:
+        grad = grads[k]
+        present.append(held[k].new_zeros(shapes[k]) if grad is None else grad)
+    destinations = [wanted[k] for k in members]
+    if not put_off:
+        terms_of = [held.get(k) for k in members] if held else None
+        journey = bucket.journey_back(present, members, terms_of)
+        Delivery.of_this_pass().add(journey, destinations)
+        return
+    keep = KeepTerms(axes, all(group.is_first for group in bucket.sums))
+    journey = bucket.journey_back(present, members, sums=False)
+    if len(bucket.stages) > len(bucket.sums):
+        Delivery.of_this_pass().add(journey, destinations, keep)
+    else:
+        keep(destinations, journey.finish())
