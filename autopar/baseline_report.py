@@ -24,8 +24,6 @@ from autopar.ir.rule import Rule
 from autopar.passes import pipeline
 from autopar.passes.assignment import Assignment
 from autopar.passes.baselines import baseline_assignments
-from autopar.passes.collective_cost import collective_time
-from autopar.passes.communication import assisted_collectives
 from autopar.passes.place_hints import Placed
 from autopar.passes.prices import DevicePrices
 from autopar.plans import Plan
@@ -80,27 +78,24 @@ def compare_traced(traced: Traced, plan: Plan) -> Comparison:
     unhinted = Placed(graph)
     free = pipeline.decide(unhinted, mesh, plan.device, mode="auto", outputs=outputs)
     baselines = baseline_assignments(unhinted, rules, mesh, prices, outputs, built=free.built)
-    priced = {PLAN: (plan.seconds, plan.assignment)}
+    priced = {PLAN: (plan.seconds, plan.hidden, plan.assignment)}
+    others = dict(baselines.found)
     if plan.mode != "auto" or traced.placed.fixes:
-        priced[FREE] = (free.solution.cost, free.assignment)
+        others[FREE] = free
     priced |= {
-        name: (found.solution.cost, found.assignment) for name, found in baselines.found.items()
+        name: (found.solution.cost, found.hiding.hidden, found.assignment)
+        for name, found in others.items()
     }
-    rows = [
-        _row(name, seconds, plan.seconds, compute_seconds(graph, rules, assignment, prices))
-        for name, (seconds, assignment) in priced.items()
-    ]
+    rows = []
+    for name, (seconds, hidden, assignment) in priced.items():
+        compute = compute_seconds(graph, rules, assignment, prices)
+        ratio = seconds / plan.seconds if plan.seconds else 1.0
+        rows.append(ComparisonRow(name, seconds, compute, seconds - compute, hidden, ratio))
     return Comparison(
         plan.mesh,
         plan.device.name,
         tuple(sorted(rows, key=lambda row: row.seconds)),
         baselines.skipped,
-    )
-
-
-def _row(name: str, seconds: float, of_plan: float, compute: float) -> ComparisonRow:
-    return ComparisonRow(
-        name, seconds, compute, seconds - compute, seconds / of_plan if of_plan else 1.0
     )
 
 
@@ -111,9 +106,8 @@ def compute_seconds(
     total = 0.0
     for node in graph.calls:
         rule, strategy = rules[node.name], assignment.strategies[node.name]
-        total += float(prices.strategies(node, rule, [strategy])[0])
-        for c in assisted_collectives(node, rule, strategy, assignment.mesh):
-            total -= collective_time(prices.device, prices.mesh, c.kind, c.axes, c.nbytes)
+        times = prices.call(node, rule, [strategy])
+        total += float(times.forward[0] + times.backward[0])
     for node in graph.sources("param"):
         layout = assignment.sources[node.name]
         total += float(prices.parameter(node.results[0], [layout])[0])

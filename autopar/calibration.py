@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,7 +19,12 @@ from autopar.measuring import (
     flop_rates,
     launch_seconds,
     memory_bandwidth,
+    memory_curve,
+    overlap_share,
+    special_rate,
+    unhidden_share,
 )
+from autopar.passes.communication import format_bytes
 from autopar.passes.device import (
     COLLECTIVES,
     INTER,
@@ -28,15 +33,15 @@ from autopar.passes.device import (
     Link,
     Measure,
     bytes_moved,
-    save_device,
 )
+from autopar.passes.device_file import save_device
 from autopar.passes.device_presets import preset
 from autopar.runtime.groups import Group, RankContext
 
 _log = logging.getLogger("autopar")
 
 #: Bytes of the tensor that each collective is timed on.
-SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 22)
+SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 22, 1 << 24)
 
 
 #: Device type -> the preset whose links stand for those that one rank alone cannot measure.
@@ -86,6 +91,12 @@ class Calibration:
             f"device {d.name!r}, {d.devices_per_host} per host",
             f"products: {rates} GFLOPS",
             f"memory: {d.memory_bandwidth / 1e9:.3g} GB/s; launch: {d.launch * 1e6:.1f} us",
+            "operators: "
+            + ", ".join(
+                f"{pace / 1e9:.3g} GB/s at {format_bytes(size)}" for size, pace in d.memory_curve
+            ),
+            f"special functions: {d.special_rate / 1e9:.3g} G/s; of computing and memory time "
+            f"{d.unhidden:.0%} of the shorter shows; overlap: {d.overlap:.0%}",
             *map(str, self.fits),
         ]
         if self.links_from:
@@ -134,16 +145,27 @@ def measure_device(*, sizes: Sequence[int] = SIZES) -> Calibration:
     context = RankContext.from_process_group(mesh, device_type=kind)
     context.prepare([mesh.names])
     watch = Stopwatch(context.group(mesh.names), torch.device(kind))
-    fits = _fits(context, watch, distinct)
     known = preset(_UNMEASURED[kind])
-    device = Device(
+    launch = launch_seconds(watch)
+    device = replace(
+        known,
         name="calibrated",
         flop_rates=flop_rates(watch),
         memory_bandwidth=memory_bandwidth(watch),
-        launch=launch_seconds(watch),
-        devices_per_host=mesh.axis_size(*_inner(mesh)) if fits else known.devices_per_host,
-        links=(_link(INTRA, fits), _link(INTER, fits)) if fits else known.links,
+        launch=launch,
+        special_rate=special_rate(watch),
+        memory_curve=memory_curve(watch, launch),
     )
+    rate = device.flop_rate(torch.float32)
+    device = replace(device, unhidden=unhidden_share(watch, rate, device.memory_seconds, launch))
+    fits = _fits(context, watch, distinct)
+    if fits:
+        device = replace(
+            device,
+            devices_per_host=mesh.axis_size(*_inner(mesh)),
+            links=(_link(INTRA, fits), _link(INTER, fits)),
+            overlap=overlap_share(watch, context.group(mesh.names)),
+        )
     return Calibration(device, tuple(fits), "" if fits else known.name)
 
 

@@ -20,6 +20,8 @@ class ComparisonRow:
         forward and backward, with the optimizer's update
     compute, communication:
         what it is made of: operators and update, and collectives
+    hidden:
+        seconds of collectives besides, which run beside the backward pass
     ratio:
         `seconds` over the plan's
     """
@@ -28,6 +30,7 @@ class ComparisonRow:
     seconds: float
     compute: float
     communication: float
+    hidden: float
     ratio: float
 
 
@@ -57,11 +60,14 @@ class Comparison:
         return next((row for row in self.rows if row.name not in (PLAN, FREE)), None)
 
     def __str__(self) -> str:
-        head = ("plan", "step", "compute", "communication", "ratio")
+        head = ("plan", "step", "compute", "communication", "hidden", "ratio")
         cells = [head] + [
             (
                 row.name,
-                *(f"{t * 1e3:.3f} ms" for t in (row.seconds, row.compute, row.communication)),
+                *(
+                    f"{t * 1e3:.3f} ms"
+                    for t in (row.seconds, row.compute, row.communication, row.hidden)
+                ),
                 f"{row.ratio:.2f}x",
             )
             for row in self.rows

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from autopar.compiler import Request, make_plan, place_program, trace_program
-from autopar.ir.errors import AutoparError, PlanError
+from autopar.ir.errors import AutoparError, MeshError, PlanError
 from autopar.ir.mesh import Mesh
 from autopar.ir.trace import Program
+from autopar.mesh_table import MeshOption, format_meshes
 from autopar.passes.device import Device, device_for
 from autopar.passes.solver import InfeasibleError
 from autopar.passes.topology import AXIS_NAMES, Topology, candidate_meshes
@@ -67,15 +68,17 @@ class MeshSearch:
         """The mesh of the best plan."""
         return self.candidates[0].mesh
 
+    @property
+    def table(self) -> tuple[MeshOption, ...]:
+        """What each candidate costs, without the plans."""
+        return tuple(
+            MeshOption.of(c.mesh, self.device, c.plan.seconds if c.plan else None, c.reason)
+            for c in self.candidates
+        )
+
     def __str__(self) -> str:
-        names = [str(candidate.mesh) for candidate in self.candidates]
-        width = max(map(len, names))
-        lines = [f"meshes of {self.topology}, predicted for {self.device.name}"]
-        for name, candidate in zip(names, self.candidates, strict=True):
-            plan = candidate.plan
-            what = candidate.reason if plan is None else f"{plan.seconds * 1e3:10.3f} ms per step"
-            lines.append(f"{name.ljust(width)}  {what}")
-        return "\n".join(lines)
+        head = f"meshes of {self.topology}, predicted for {self.device.name}"
+        return f"{head}\n{format_meshes(self.table)}"
 
 
 def search_meshes(
@@ -88,6 +91,8 @@ def search_meshes(
     mode: str | None = None,
     hints: Mapping[str, Any] | None = None,
     outputs: str = "auto",
+    memory: int | str | None = None,
+    optimizer: str = "adam",
     max_axes: int = 3,
     names: Sequence[str] = AXIS_NAMES,
 ) -> MeshSearch:
@@ -109,14 +114,32 @@ def search_meshes(
     """
     described = device_for(device or "cpu", Mesh.of(1))
     topology = Topology.of(devices, described)
-    placed_device = topology.place(described)
-    meshes = candidate_meshes(topology, max_axes=max_axes, names=names)
+    placed = topology.place(described)
+    program = trace_program(model, args, {} if kwargs is None else kwargs)
 
     def request_for(mesh: Mesh) -> Request:
-        return Request.make(mesh, mode, hints, placed_device, outputs)
+        return Request.make(mesh, mode, hints, placed, outputs, memory, optimizer)
 
-    program = trace_program(model, args, {} if kwargs is None else kwargs)
-    candidates = [_try(model, program, request_for(mesh)) for mesh in meshes]
+    return search_program(model, program, topology, request_for, max_axes=max_axes, names=names)
+
+
+def search_program(
+    model: nn.Module,
+    program: Program,
+    topology: Topology,
+    request_for: Callable[[Mesh], Request],
+    *,
+    max_axes: int = 3,
+    names: Sequence[str] = AXIS_NAMES,
+) -> MeshSearch:
+    """`search_meshes` for a model that is traced already.
+
+    request_for:
+        what is asked of the plan on a mesh, for the device as it stands in the topology
+    """
+    meshes = candidate_meshes(topology, max_axes=max_axes, names=names)
+    requests = [request_for(mesh) for mesh in meshes]
+    candidates = [_try(model, program, request) for request in requests]
     planned = [c for c in candidates if c.plan is not None]
     if not planned:
         reasons = "; ".join(f"{c.mesh}: {c.reason}" for c in candidates)
@@ -125,7 +148,33 @@ def search_meshes(
     best = next(c for c in planned if _seconds(c) <= fastest * (1 + SAME))
     # The sort is stable: of equal ones the first, with the fewest axes, stays in front.
     ranked = sorted(candidates, key=lambda c: (c is not best, _seconds(c)))
-    return MeshSearch(topology, placed_device, tuple(ranked))
+    return MeshSearch(topology, requests[0].device, tuple(ranked))
+
+
+def on_topology(
+    mesh: Mesh | Mapping[str, int] | int | None, topology: Any, device: Any
+) -> tuple[Mesh | None, Device]:
+    """The mesh that is asked for on a topology, None where it is to be chosen; and the device as
+    it stands there.
+
+    mesh:
+        a count, or None for all devices: the mesh is to be chosen; or a mesh that is given
+
+    Raises MeshError where it is no topology, or the mesh has another number of ranks.
+    """
+    if not isinstance(topology, Topology):
+        raise MeshError(
+            f"topology: expected an autopar.Topology, got {type(topology).__name__} {topology!r}"
+        )
+    placed = topology.place(device_for(device or "cpu", Mesh.of(1)))
+    given = None if mesh is None else Mesh.of(mesh)
+    if given is not None and given.size != topology.size:
+        raise MeshError(
+            f"mesh {given}: it has {given.size} ranks, but the topology has {topology.size} "
+            f"devices ({topology}); give a mesh of {topology.size}, or hosts that hold "
+            f"{given.size} devices together"
+        )
+    return (None if mesh is None or isinstance(mesh, int) else given), placed
 
 
 def _seconds(candidate: Candidate) -> float:

@@ -94,7 +94,7 @@ def make_rows(
     rows = []
     for node in graph.calls:
         rule, strategy = rules[node.name], assignment.strategies[node.name]
-        layouts = layouts_of(node, rule, strategy)
+        layouts = layouts_of(node, rule, strategy, assignment.mesh)
         split = len(node.operands)
         mine = run_for.get(node.name, [])
         rows.append(

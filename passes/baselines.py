@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autopar.ir.cut import is_offered
 from autopar.ir.errors import PlanError
 from autopar.ir.graph import Graph, Node
 from autopar.ir.layout import INVARIANT, REPLICATE, Layout
@@ -29,12 +30,13 @@ from autopar.ir.rule import Rule, Strategy
 from autopar.passes.assignment import SEARCH
 from autopar.passes.build import Built, Prices
 from autopar.passes.choices import WHOLE, Fix
+from autopar.passes.overlap import solve_overlapping
 from autopar.passes.place_hints import Placed
 from autopar.passes.propagate import propagate
 from autopar.passes.restrict import restrict
 from autopar.passes.schemes import Scheme, schemes
 from autopar.passes.search import Outputs, Searched, batch_size, search
-from autopar.passes.solver import InfeasibleError, solve
+from autopar.passes.solver import InfeasibleError
 from autopar.passes.tensor_pairs import Pairs, find_pairs, weight_values
 
 
@@ -86,9 +88,9 @@ def baseline_assignments(
 
 def _solve(restriction: _Restriction, built: Built) -> Searched:
     smaller = restrict(built, restriction.kept(built))
-    solution = solve(smaller.problem)
+    solution, hiding = solve_overlapping(smaller.problem, smaller.parts)
     assignment = smaller.assignment(restriction.mesh, solution.choice)
-    return Searched(replace(assignment, reasons=restriction.reasons()), solution, smaller)
+    return Searched(replace(assignment, reasons=restriction.reasons()), solution, smaller, hiding)
 
 
 class _Restriction:
@@ -109,8 +111,9 @@ class _Restriction:
         batch = batch_size(self.graph.sources("input"))
         if batch is None:
             raise PlanError("no input has a batch dimension")
-        ranks = self.mesh.axis_size(*axes)
-        if batch % ranks:
+        in_order = tuple(a for a in self.mesh.names if a in axes)
+        if not is_offered(batch, self.mesh.sizes_of(in_order)):
+            ranks = self.mesh.axis_size(*axes)
             raise PlanError(f"the batch of {batch} does not divide over {ranks} ranks")
         return batch
 
@@ -214,7 +217,8 @@ class _Restriction:
 
     def _may(self, node: Node, name: str) -> bool:
         factor = self.rules[node.name].by_name[name]
-        return factor.splittable and factor.size % self.mesh.axis_size(*self.scheme.tensor) == 0
+        counts = self.mesh.sizes_of(self.scheme.tensor)
+        return factor.splittable and is_offered(factor.size, counts)
 
     # --- what stays of the problem -----------------------------------------------------------
 

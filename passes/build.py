@@ -27,6 +27,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule, Strategy
 from autopar.passes.assignment import Assignment
 from autopar.passes.choices import Choices, Fix, node_choices
+from autopar.passes.overlap import Parts, last_gradients
 from autopar.passes.share import Price, SharedProblem
 from autopar.passes.signature import type_of
 from autopar.passes.solver import Problem
@@ -44,6 +45,20 @@ class Prices(Protocol):
         self, src: Sequence[Layout], dst: Sequence[Layout], value: Value, grad: bool
     ) -> np.ndarray: ...
 
+    def fetch(
+        self, src: Sequence[Layout], dst: Sequence[Layout], value: Value, grad: bool
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The reshard of a parameter, and how much of it brings the gradient back."""
+        ...
+
+    def covering(self, node: Node, rule: Rule, choices: Sequence[Strategy]) -> np.ndarray | None:
+        """How much of gradients on their way the backward of a call covers (`overlap`)."""
+        ...
+
+    def last_bucket(self) -> float:
+        """Bytes of gradients that are on their way when the backward pass is over."""
+        ...
+
 
 @dataclass
 class Built:
@@ -54,8 +69,12 @@ class Built:
     sources: dict[str, tuple[int, tuple[Layout, ...]]] = field(default_factory=dict)
     relays: dict[str, tuple[int, tuple[Layout, ...]]] = field(default_factory=dict)
     outputs: list[tuple[int, tuple[Layout, ...]] | None] = field(default_factory=list)
+    #: Buffer -> the problem node that stands for its update; it has one choice, the whole value.
+    updates: dict[str, int] = field(default_factory=dict)
     #: The choices of each problem node that stands for a call.
     choices: dict[int, Choices] = field(default_factory=dict)
+    #: What of the problem's costs runs beside what.
+    parts: Parts = field(default_factory=Parts)
 
     def assignment(self, mesh: Mesh, choice: Sequence[int]) -> Assignment:
         """The decisions that a solution of the problem stands for."""
@@ -155,6 +174,8 @@ class _Builder:
         # Value name -> (problem node that makes it, which of its results it is).
         self.made_by: dict[str, tuple[int, int]] = {}
         self.uses: dict[str, list[_Use]] = {}
+        # The parameters whose gradients nothing hides.
+        self.last = last_gradients(graph, prices.last_bucket())
         # What an edge between such layouts of such a value looks like.
         self.priced: dict[Any, Price] = {}
 
@@ -188,10 +209,12 @@ class _Builder:
             made = self.made_by[value.name]
             if made not in updates:
                 updates[made] = self._end(f"update {name}", (Layout.whole(len(value.shape)),))
+            built.updates[name] = updates[made]
             self._use(value, _Use(updates[made], 0, False))
         self._connect_all(built)
         built.choices = self.choices
         built.problem = self.shared.problem()
+        built.parts = self.shared.parts()
         return built
 
     def _source(self, node: Node, pinned: Mapping[str, Layout], fixed: Mapping[str, Layout]) -> int:
@@ -218,7 +241,9 @@ class _Builder:
         if index is None:
             choices = node_choices(node, rule, self.mesh, fix)
             costs = self.prices.strategies(node, rule, choices.strategies)
-            index = self.index[self._model(node)] = self.shared.add(node.name, costs)
+            covering = self.prices.covering(node, rule, choices.strategies)
+            index = self.shared.add(node.name, costs, covering=covering)
+            self.index[self._model(node)] = index
             self.choices[index] = choices
         for i, operand in enumerate(node.operands):
             self._use(operand, _Use(index, i, node.operand_grad(i)))
@@ -278,29 +303,45 @@ class _Builder:
     ) -> None:
         """The edges from one problem node to all uses (with their number) of what it makes."""
         value, copies = values[0], len(values)
+        fetched = self.graph.producers[value.name][0].op == "param"
+        last = sum(v.name in self.last for v in values)
         if sum(count for _, count in uses) > 1:
             wanted = (layout for use, _ in uses for layout in self._wanted(use))
             options = tuple(dict.fromkeys(itertools.chain(layouts, wanted)))
             relay = self.shared.add(f"relay {value.name}", np.zeros(len(options)), copies)
             built.relays |= {v.name: (relay, options) for v in values}
             grad = any(use.grad for use, _ in uses)
-            price = self._price(layouts, options, value, grad)
-            self.shared.connect(source, relay, price, copies)
-            source, layouts = relay, options
+            price = self._price(layouts, options, value, grad, fetched=fetched)
+            self.shared.connect(source, relay, price, copies, last)
+            source, layouts, fetched, last = relay, options, False, 0
         for use, count in uses:
-            price = self._price(layouts, self._wanted(use), value, use.grad)
-            self.shared.connect(source, use.node, price, copies * count)
+            price = self._price(layouts, self._wanted(use), value, use.grad, fetched=fetched)
+            self.shared.connect(source, use.node, price, copies * count, last)
 
     def _price(
-        self, src: tuple[Layout, ...], dst: tuple[Layout, ...], value: Value, grad: bool
+        self,
+        src: tuple[Layout, ...],
+        dst: tuple[Layout, ...],
+        value: Value,
+        grad: bool,
+        *,
+        fetched: bool,
     ) -> Price:
-        """Price the reshard once per pair of distinct layouts; equal edges share their arrays."""
+        """Price the reshard once per pair of distinct layouts; equal edges share their arrays.
+
+        fetched:
+            whether it is the first one of a parameter, which travels in a bucket
+        """
         grad = grad and value.grad
-        key = (src, dst, value.shape, value.dtype.itemsize, grad)
+        key = (src, dst, value.shape, value.dtype.itemsize, grad, fetched)
         if key not in self.priced:
             (rows, u_class), (columns, v_class) = _classes(src), _classes(dst)
-            matrix = self.prices.reshard(rows, columns, value, grad)
-            self.priced[key] = Price(matrix, u_class, v_class)
+            matrix, sent = (
+                self.prices.fetch(rows, columns, value, grad)
+                if fetched
+                else (self.prices.reshard(rows, columns, value, grad), None)
+            )
+            self.priced[key] = Price(matrix, u_class, v_class, sent)
         return self.priced[key]
 
 

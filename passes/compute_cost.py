@@ -1,8 +1,10 @@
 """What one operator costs one rank under each of its strategies: roofline, forward and backward.
 
-time = max(operations / rate, bytes / memory bandwidth) + launch, on local sizes: an axis that
-splits a factor divides the operations by its size, and the bytes of every tensor that has the
-factor; along other axes (roles I, R, P) every rank computes the same.
+Computing takes ``operations / rate + special functions / special rate``, memory what the bytes take
+at their pace (`Device.memory_seconds`). An operator takes the longer of the two, the share
+`Device.unhidden` of the shorter, and a launch. All of it is on local sizes: an axis that splits a
+factor divides the operations by its size, and the bytes of every tensor that has the factor; along
+other axes (roles I, R, P) every rank computes the same.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from autopar.ir.cut import is_even, largest
 from autopar.ir.graph import Node, Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
-from autopar.ir.rule import Dims, Rule, Strategy
+from autopar.ir.rule import Dims, Factor, Rule, Strategy
 from autopar.passes.collective_cost import collective_time
 from autopar.passes.device import Device
 
@@ -43,42 +47,105 @@ _PASSED_ON = frozenset({"aten.add.Tensor"})
 ADAM_BYTES_PER_ELEMENT = 7 * 4
 
 
+class Times(NamedTuple):
+    """Seconds on one rank of each strategy [strategy]; `assist` is that of the collectives which
+    an assisted operator makes."""
+
+    forward: np.ndarray
+    backward: np.ndarray
+    assist: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        return self.forward + self.backward + self.assist
+
+
 def strategy_times(
     node: Node, rule: Rule, strategies: Sequence[Strategy], mesh: Mesh, device: Device
 ) -> np.ndarray:
-    """Seconds on one rank, forward and backward together, of each strategy [strategy].
+    """Seconds on one rank, forward and backward together, of each strategy [strategy]."""
+    return call_times(node, rule, strategies, mesh, device).total
+
+
+def call_times(
+    node: Node, rule: Rule, strategies: Sequence[Strategy], mesh: Mesh, device: Device
+) -> Times:
+    """What one rank spends on a call, and when.
 
     An assisted factor that is split adds the all-reduces its `Assist` declares.
     """
-    if is_view(node):
-        return np.zeros(len(strategies))
     splits = _splits(rule, strategies, mesh)
-    operands = _local_bytes(node.operands, rule.operands, splits)
-    results = _local_bytes(node.results, rule.results, splits).sum(axis=0)
-    flops = rule.flops / splits.all_pieces
-    rate = device.flop_rate(_compute_dtype(node))
+    call = _Local(node, rule, splits, device)
+    if is_view(node):
+        return Times(np.zeros(len(strategies)), call.view_backward(), np.zeros(len(strategies)))
+    assist = _assist_times(node, rule, splits, strategies, mesh, device)
+    return Times(call.forward(), call.backward(), assist)
 
-    def roofline(operations: np.ndarray, nbytes: np.ndarray, launches: int) -> np.ndarray:
-        busy = np.maximum(operations / rate, nbytes / device.memory_bandwidth)
-        return busy + launches * device.launch
 
-    read = operands
-    if node.op in _LOOKUPS:
-        read = np.concatenate([np.minimum(operands[:1], results), operands[1:]])
-    moved = read.sum(axis=0) + results
-    times = roofline(flops, moved, 1)
-    wanted = [i for i in range(len(node.operands)) if node.operand_grad(i)]
-    multiplied = len([i for i in wanted if i not in rule.joins])
-    runs_backward = wanted and not _passes_gradient_on(node, wanted)
-    if runs_backward and is_contraction(rule):
-        # One product of the forward's size for each operand with a gradient.
-        times += roofline(multiplied * flops, multiplied * moved, multiplied)
-    elif runs_backward:
-        # Read the results' gradients and what was saved, write the operands' gradients.
-        saved = 0.0 if _is_linear(node, rule) else read.sum(axis=0)
-        nbytes = results + saved + operands[wanted].sum(axis=0)
-        times += roofline(multiplied * flops, nbytes, 1)
-    return times + _assist_times(node, rule, splits, strategies, mesh, device)
+class _Local:
+    """One call on one rank, under each of many strategies."""
+
+    def __init__(self, node: Node, rule: Rule, splits: _Splits, device: Device) -> None:
+        self.node, self.rule, self.splits, self.device = node, rule, splits, device
+        self.operands = _local_bytes(node.operands, rule.operands, splits)
+        self.results = _local_bytes(node.results, rule.results, splits).sum(axis=0)
+        self.inner = self._inner()
+        read = self.operands
+        if node.op in _LOOKUPS:
+            read = np.concatenate([np.minimum(read[:1], self.results), read[1:]])
+        self.read = read.sum(axis=0)
+        self.wanted = [i for i in range(len(node.operands)) if node.operand_grad(i)]
+        self.none = np.zeros(len(splits.roles))
+
+    def forward(self) -> np.ndarray:
+        moved = self.read + self.results + self.inner
+        return self._roofline(self.rule.flops, self.rule.special[0], moved)
+
+    def backward(self) -> np.ndarray:
+        node, rule, wanted = self.node, self.rule, self.wanted
+        if not wanted or _passes_gradient_on(node, wanted):
+            return self.none
+        multiplied = [i for i in wanted if i not in rule.joins]
+        if not is_contraction(rule):
+            # Read the results' gradients and what was saved, write the operands' gradients; inner
+            # tensors are read, and their gradients written and read.
+            saved = 0.0 if _is_linear(node, rule) else self.read
+            moved = self.results + saved + self.operands[wanted].sum(axis=0) + 3 * self.inner
+            return self._roofline(len(multiplied) * rule.flops, rule.special[1], moved)
+        # One product of the forward's size for each operand with a gradient; a bias is summed up.
+        product = self._roofline(rule.flops, 0, self.read + self.results)
+        special = rule.special[1] / self.splits.all_pieces / self.device.special_rate
+        times = len(multiplied) * product + special
+        for i in wanted:
+            if i in rule.joins:
+                times = times + self._roofline(0, 0, self.results + self.operands[i])
+        return times
+
+    def view_backward(self) -> np.ndarray:
+        """A view of all elements hands its gradient on. That of a part is made whole, that of an
+        expanded tensor summed up."""
+        sizes = [v.numel for v in self.node.results]
+        if not self.wanted or sizes == [self.node.operands[0].numel]:
+            return self.none
+        return self._roofline(0, 0, self.results + self.operands[0])
+
+    def _roofline(self, flops: float, special: float, moved: np.ndarray) -> np.ndarray:
+        """Seconds of one operator; operations and special functions are those of all ranks."""
+        device, pieces = self.device, self.splits.all_pieces
+        computing = flops / pieces / device.flop_rate(_compute_dtype(self.node))
+        computing = computing + special / pieces / device.special_rate
+        memory = device.memory_seconds(moved)
+        hidden = np.minimum(computing, memory) * (1 - device.unhidden)
+        return computing + memory - hidden + device.launch
+
+    def _inner(self) -> np.ndarray:
+        """Bytes of the tensors that the operator makes for itself [strategy]."""
+        itemsize = _compute_dtype(self.node).itemsize
+        total = np.zeros(len(self.splits.roles))
+        for factors in self.rule.inner:
+            size = math.prod(self.rule.by_name[name].size for name in factors)
+            total += size * itemsize / self.splits.pieces(factors)
+        return total
 
 
 def parameter_times(
@@ -95,7 +162,7 @@ def parameter_times(
     """
     if not value.grad:
         return np.zeros(len(layouts))
-    pieces = np.array([mesh.axis_size(*layout.split_axes) for layout in layouts], dtype=float)
+    pieces = np.array([layout.pieces(value.shape, mesh) for layout in layouts])
     nbytes = value.numel * bytes_per_element / pieces
     return nbytes / device.memory_bandwidth + device.launch
 
@@ -123,18 +190,23 @@ class _Splits:
     roles:
         the position of each axis' factor in `names`, [strategy, axis]; -1 where it splits none
     sizes:
-        into how many pieces the axis splits its factor, [strategy, axis]
+        into how many pieces the axis splits its factor, [strategy, axis]; less than that where
+        they are uneven, so that dividing by it gives the largest
     """
 
     def __init__(self, names: dict[str, int], roles: np.ndarray, mesh: Mesh) -> None:
         self.names = names
         self.roles = roles
         self.sizes = np.where(roles >= 0, np.array(mesh.sizes, dtype=float), 1.0)
-        self.all_pieces = np.prod(self.sizes, axis=1)
         self._pieces: dict[frozenset[str], np.ndarray] = {}
 
+    @property
+    def all_pieces(self) -> np.ndarray:
+        """How often the largest part goes into the whole, all factors together, [strategy]."""
+        return np.prod(self.sizes, axis=1)
+
     def pieces(self, factors: Iterable[str]) -> np.ndarray:
-        """Into how many pieces the factors together are split, [strategy]."""
+        """How often the largest part goes into the whole, some factors together, [strategy]."""
         key = frozenset(factors)
         if key not in self._pieces:
             # The last entry is what a role of -1 picks.
@@ -151,7 +223,23 @@ def _splits(rule: Rule, strategies: Sequence[Strategy], mesh: Mesh) -> _Splits:
     for row, strategy in enumerate(strategies):
         for axis, role in strategy.roles:
             roles[row, column[axis]] = names.get(role, -1)
-    return _Splits(names, roles, mesh)
+    splits = _Splits(names, roles, mesh)
+    for factor in rule.factors:
+        if factor.size % mesh.size:
+            _count_uneven(splits, factor, strategies, mesh)
+    return splits
+
+
+def _count_uneven(
+    splits: _Splits, factor: Factor, strategies: Sequence[Strategy], mesh: Mesh
+) -> None:
+    """Let the first axis that cuts a factor unevenly count for less than its size."""
+    mine = splits.roles == splits.names[factor.name]
+    for row in np.flatnonzero(mine.any(axis=1)).tolist():
+        counts = mesh.sizes_of(strategies[row].axes_of(factor.name))
+        if not is_even(factor.size, counts):
+            times = factor.size / largest(factor.size, counts)
+            splits.sizes[row, int(mine[row].argmax())] *= times / math.prod(counts)
 
 
 def _local_bytes(values: Sequence[Value], dims: Sequence[Dims], splits: _Splits) -> np.ndarray:

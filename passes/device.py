@@ -6,15 +6,13 @@ Units throughout: seconds, bytes, bytes per second, floating point operations pe
 from __future__ import annotations
 
 import bisect
-import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from functools import cached_property
 
+import numpy as np
 import torch
 
 from autopar.ir.errors import PlanError
@@ -119,6 +117,20 @@ class Device:
         every known link; `intra` and `inter` must be among them
     axis_links:
         mesh axis -> link name, where the user says so
+    special_rate:
+        special functions (exponentials, logarithms …) per second
+    memory_curve:
+        pairs of bytes and bytes per second: at what pace an operator that reads and writes so
+        many bytes in all, its result in fresh memory, goes through them. Small tensors stay in
+        caches, large ones may have to be mapped anew. Sorted by bytes; between two entries the
+        time is interpolated, outside the pace stays. Empty: always `memory_bandwidth`.
+    unhidden:
+        what share of the shorter of an operator's computing and memory times is not hidden
+        behind the longer one: 0 for a roofline, 1 where the two add up, so that products with
+        few operations per byte attain less of the flop rate than large ones
+    overlap:
+        seconds of communication that run beside one second of backward computing without
+        delaying it; 0 where nothing overlaps
     """
 
     name: str
@@ -128,6 +140,10 @@ class Device:
     devices_per_host: int
     links: tuple[Link, ...]
     axis_links: tuple[tuple[str, str], ...] = ()
+    special_rate: float = math.inf
+    memory_curve: tuple[tuple[float, float], ...] = ()
+    unhidden: float = 0.0
+    overlap: float = 0.0
 
     def __post_init__(self) -> None:
         known = [link.name for link in self.links]
@@ -138,11 +154,51 @@ class Device:
                 )
         if "float32" not in dict(self.flop_rates):
             raise PlanError(f"device {self.name!r}: flop_rates needs at least 'float32'")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        """Refuse constants that cannot be."""
+        rates = {f"flop_rates of {dtype}": rate for dtype, rate in self.flop_rates}
+        rates |= {"memory_bandwidth": self.memory_bandwidth, "special_rate": self.special_rate}
+        rates |= {f"memory_curve at {size:g} B": pace for size, pace in self.memory_curve}
+        for what, rate in rates.items():
+            if not rate > 0:
+                raise PlanError(f"device {self.name!r}: {what} must be above 0, got {rate!r}")
+        if not 0 <= self.launch < math.inf:
+            raise PlanError(f"device {self.name!r}: launch must be 0 s or more, got {self.launch}")
+        for what, share in (("unhidden", self.unhidden), ("overlap", self.overlap)):
+            if not 0 <= share <= 1:
+                raise PlanError(f"device {self.name!r}: {what} must be from 0 to 1, got {share!r}")
+        if self.devices_per_host < 1:
+            raise PlanError(
+                f"device {self.name!r}: devices_per_host must be at least 1, "
+                f"got {self.devices_per_host!r}"
+            )
+        sizes = [size for size, _ in self.memory_curve]
+        if sizes != sorted(set(sizes)) or (sizes and sizes[0] <= 0):
+            raise PlanError(
+                f"device {self.name!r}: memory_curve must be at growing sizes, got {sizes}"
+            )
 
     def flop_rate(self, dtype: torch.dtype) -> float:
         """Operations per second in a dtype; one that is not listed counts as float32."""
         rates = dict(self.flop_rates)
         return rates.get(str(dtype).removeprefix("torch."), rates["float32"])
+
+    def memory_seconds(self, nbytes: np.ndarray) -> np.ndarray:
+        """How long an operator takes to read and write so many bytes in all."""
+        if not self.memory_curve:
+            return nbytes / self.memory_bandwidth
+        sizes, seconds = self._memory_times
+        inside = np.interp(nbytes, sizes, seconds)
+        smaller = nbytes * (seconds[0] / sizes[0])
+        larger = nbytes * (seconds[-1] / sizes[-1])
+        return np.where(nbytes < sizes[0], smaller, np.where(nbytes > sizes[-1], larger, inside))
+
+    @cached_property
+    def _memory_times(self) -> tuple[np.ndarray, np.ndarray]:
+        sizes, paces = np.array(self.memory_curve).T
+        return sizes, sizes / paces
 
     def link_of(self, axis: str, mesh: Mesh) -> Link:
         """The link that ranks along one mesh axis talk over.
@@ -166,7 +222,7 @@ def device_for(
 
     spec:
         a preset (``"h100"``, ``"h200"``, ``"a100"``, ``"cpu"``), the path of a file written by
-        `save_device` (ending in ``.json``), or a `Device`
+        `device_file.save_device` (ending in ``.json``), or a `Device`
     links:
         mesh axis -> link name, for axes that do not follow from the number of devices per host
 
@@ -175,6 +231,8 @@ def device_for(
     if isinstance(spec, Device):
         device = spec
     elif str(spec).endswith(".json"):
+        from autopar.passes.device_file import load_device
+
         device = load_device(spec)
     else:
         from autopar.passes.device_presets import preset
@@ -186,72 +244,3 @@ def device_for(
     if not links:
         return device
     return replace(device, axis_links=tuple({**dict(device.axis_links), **links}.items()))
-
-
-def save_device(device: Device, path: str | os.PathLike[str]) -> None:
-    """Write a device as JSON. The file appears whole or not at all."""
-    target = Path(path)
-    text = json.dumps(device_to_json(device), indent=2) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def load_device(path: str | os.PathLike[str]) -> Device:
-    """Read a device that `save_device` wrote. Raises PlanError where it is not one."""
-    try:
-        return device_from_json(json.loads(Path(path).read_text()))
-    except OSError as error:
-        raise PlanError(f"device file {os.fspath(path)!r}: {error.strerror}") from error
-    except json.JSONDecodeError as error:
-        problem = f"not a device description ({type(error).__name__}: {error})"
-    except PlanError as error:
-        problem = str(error)
-    raise PlanError(f"device file {os.fspath(path)!r}: {problem}; write one with save_device")
-
-
-def device_to_json(device: Device) -> dict[str, Any]:
-    """A device as plain data."""
-    return {
-        "name": device.name,
-        "flop_rates": dict(device.flop_rates),
-        "memory_bandwidth": device.memory_bandwidth,
-        "launch": device.launch,
-        "devices_per_host": device.devices_per_host,
-        "links": {
-            link.name: {
-                kind: [[m.group, m.latency, m.bandwidth] for m in measures]
-                for kind, measures in link.collectives
-            }
-            for link in device.links
-        },
-        "axis_links": dict(device.axis_links),
-    }
-
-
-def device_from_json(data: Any) -> Device:
-    """The inverse of `device_to_json`. Raises PlanError where it is not a device."""
-    try:
-        return Device(
-            name=data["name"],
-            flop_rates=tuple(data["flop_rates"].items()),
-            memory_bandwidth=data["memory_bandwidth"],
-            launch=data["launch"],
-            devices_per_host=data["devices_per_host"],
-            links=tuple(_link(name, entry) for name, entry in data["links"].items()),
-            axis_links=tuple(data.get("axis_links", {}).items()),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise PlanError(f"not a device description ({type(error).__name__}: {error})") from error
-
-
-def _link(name: str, collectives: Mapping[str, Any]) -> Link:
-    return Link(
-        name,
-        tuple((kind, tuple(Measure(*m) for m in ms)) for kind, ms in collectives.items()),
-    )

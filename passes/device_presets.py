@@ -21,6 +21,18 @@ MICROSECOND = 1e-6
 #: Seconds to launch one operator. Source: the same planner.
 _GPU_LAUNCH = 7 * MICROSECOND
 
+#: Exponentials per second of an H100, at its peak. Source: the FlashAttention-3 paper. It is 16 per
+#: multiprocessor and clock cycle, as on an A100.
+_H100_SPECIAL = 3.9 * TERA
+_A100_SPECIAL = 16 * 108 * 1.41e9
+
+#: Multiprocessors that a collective takes while it runs, one for each of NCCL's channels. The
+#: others go on computing, and their share is the overlap. An assumption: how many channels NCCL
+#: opens depends on the machine, and what else the two share (memory, power) is left out.
+#: `calibrate` measures the overlap.
+_CHANNELS = 32
+_H100_PROCESSORS, _A100_PROCESSORS = 132, 108
+
 # NVSwitch within an H100 host: collective -> (ranks, latency in µs, GB/s of the whole tensor).
 # Source: fitted NCCL tables of a public H100 cluster planner.
 _H100_NVSWITCH = {
@@ -36,11 +48,12 @@ _H100_ALL_TO_ALL = (50, 380)
 _INTER_LATENCY = ((2, 25), (8, 50), (64, 100), (512, 200))
 
 # gloo over loopback, two processes: collective -> (latency in ms, ms for 8 MB).
-# Source: measured with torch 2.13 on a two-core machine. Reduce-scatter is the slow one there.
+# Source: measured with torch 2.13 on a two-core machine. A reduce-scatter runs as an all-to-all
+# and a local sum, which reads 8 MB and writes 4 (`runtime/transport.py`); gloo's own takes 14.8 ms.
 _GLOO = {
     "all_reduce": (0.3, 6.3),
     "all_gather": (0.4, 8.6),
-    "reduce_scatter": (0.9, 14.8),
+    "reduce_scatter": (0.25, 3.8),
     "all_to_all": (0.2, 2.6),
 }
 _GLOO_BYTES = 8e6
@@ -59,15 +72,24 @@ def preset(name: str) -> Device:
 
 def _h100() -> Device:
     """H100 SXM: 989 TFLOPS bf16, 3.35 TB/s HBM3; NVSwitch, and 400 Gb/s of network per device."""
-    return Device(
-        "h100", _HOPPER_RATES, ATTAINABLE * 3.35e12, _GPU_LAUNCH, 8, (_nvswitch(), _network(50))
-    )
+    return _hopper("h100", 3.35e12)
 
 
 def _h200() -> Device:
     """H200 SXM: an H100 with 4.8 TB/s of HBM3e (vendor data sheet)."""
+    return _hopper("h200", 4.8e12)
+
+
+def _hopper(name: str, memory: float) -> Device:
     return Device(
-        "h200", _HOPPER_RATES, ATTAINABLE * 4.8e12, _GPU_LAUNCH, 8, (_nvswitch(), _network(50))
+        name,
+        _HOPPER_RATES,
+        ATTAINABLE * memory,
+        _GPU_LAUNCH,
+        8,
+        (_nvswitch(), _network(50)),
+        special_rate=ATTAINABLE * _H100_SPECIAL,
+        overlap=1 - _CHANNELS / _H100_PROCESSORS,
     )
 
 
@@ -91,14 +113,24 @@ def _a100() -> Device:
     }
     intra = _link(INTRA, table)
     rates = _rates({"bfloat16": 312, "float16": 312, "float32": 19.5, "float64": 19.5})
-    return Device("a100", rates, ATTAINABLE * 2.04e12, _GPU_LAUNCH, 8, (intra, _network(25)))
+    return Device(
+        "a100",
+        rates,
+        ATTAINABLE * 2.04e12,
+        _GPU_LAUNCH,
+        8,
+        (intra, _network(25)),
+        special_rate=ATTAINABLE * _A100_SPECIAL,
+        overlap=1 - _CHANNELS / _A100_PROCESSORS,
+    )
 
 
 def _cpu() -> Device:
     """Processes of one small machine over gloo.
 
-    Two cores train a decoder at about 70 GFLOPS in float32 (measured); the other constants are
-    rounded. `calibrate` measures the machine at hand.
+    Two cores train a decoder at about 70 GFLOPS in float32, and one takes 1.2 ns for an exponential
+    (measured); the other constants are rounded. Communication needs the cores that compute, so
+    nothing overlaps, and computing does not hide memory. `calibrate` measures the machine at hand.
     """
     link = {
         kind: [
@@ -117,6 +149,8 @@ def _cpu() -> Device:
         launch=5 * MICROSECOND,
         devices_per_host=64,
         links=(_link(INTRA, link), _link(INTER, link)),
+        special_rate=0.8e9,
+        unhidden=1.0,
     )
 
 

@@ -153,7 +153,7 @@ def _split(
         return None
     local = []
     for i, spec in enumerate(operands):
-        layout = operand_layout(rule, strategy, i, node.operand_grad(i))
+        layout = operand_layout(rule, strategy, i, node.operand_grad(i), mesh)
         local.append(spec.resized(layout.local_shape(spec.shape, mesh)))
     return _see(*_runnable(node, rule, strategy, mesh, resolve, probe), local)
 

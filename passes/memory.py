@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autopar.ir.fused import FUSED
 from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.steps import STEPS
 from autopar.passes.node_effects import Effects
@@ -131,7 +132,7 @@ class _Simulation:
     def _forward(self, i: int, node: Node) -> None:
         effect = self.effects.forward(node)
         storages = [self.home[v.name] for v in node.operands]
-        kind = "gathered" if node.op in STEPS else "activations"
+        kind = "gathered" if node.op in STEPS or node.op == FUSED else "activations"
         named = {home: v.name for v, home in zip(node.results, effect.homes, strict=True)}
         for k, nbytes in enumerate(effect.fresh, len(storages)):
             name = named.get(k, f"{node.name} (kept by {node.op})")
@@ -209,20 +210,26 @@ class _Simulation:
         self.pending[value.name] = _Gradient(total, summed.hold())
 
     def _settle(self, position: int, value: Value) -> None:
-        """The gradient of a parameter is kept; one that others hold as well is copied."""
+        """The gradient of a parameter is kept; one that others hold as well is copied.
+
+        A part of a larger buffer, of which others hold other parts, is kept as it is.
+        """
         known = self.pending.get(value.name)
         if known is None:
             return
-        full = self.effects.spec(value).nbytes
+        own = self.effects.spec(value)
+        full = own.nbytes
         target = self.parameters[value.name].target
         if known.storage.kind == "gradients":
             return
-        if known.storage.holders == 1 and known.storage.nbytes == full:
+        alone = known.storage.holders == 1 and known.storage.nbytes == full
+        part = known.storage.nbytes > full and known.spec.stride == own.stride
+        if alone or part:
             known.storage.kind, known.storage.name = "gradients", target
             return
-        own = self._new(target, "gradients", full, position, known.storage.module)
+        copied = self._new(target, "gradients", full, position, known.storage.module)
         known.storage.release(position)
-        self.pending[value.name] = _Gradient(self.effects.spec(value), own.hold())
+        self.pending[value.name] = _Gradient(own, copied.hold())
 
     # -- result -------------------------------------------------------------------------------
 

@@ -25,10 +25,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.ir.cut import largest
 from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
-from autopar.ir.rule import Rule
+from autopar.ir.rule import Factor, Rule, Strategy
 from autopar.passes.choices import Choices
 from autopar.passes.kept import Kept, Piece, Probe, kept_by
 from autopar.passes.lifetimes import Lifetimes
@@ -37,8 +38,8 @@ from autopar.passes.signature import signature
 from autopar.passes.stand_ins import callable_of
 from autopar.passes.timeline import OPTIMIZER_WORKSPACE, optimizer_states
 
-#: For each dimension of a tensor the mesh axes that split it.
-Dims = tuple[tuple[str, ...], ...]
+#: How the dimensions of a tensor are cut: the mesh axes that split each, and in which units.
+Cut = tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +72,9 @@ class Copy:
     """
 
     carriers: tuple[Carrier, ...]
-    classes: tuple[Dims, ...]
-    made: tuple[Dims, ...]
-    asked: tuple[Dims, ...]
+    classes: tuple[Cut, ...]
+    made: tuple[Cut, ...]
+    asked: tuple[Cut, ...]
 
 
 class ProblemUsages:
@@ -105,8 +106,9 @@ class ProblemUsages:
         self.lives = Lifetimes(graph, resolve)
         trained = [n.results[0] for n in graph.sources("param") if n.results[0].grad]
         self.largest = max((v.nbytes for v in trained), default=0)
-        # (identity of the layouts, dimensions) -> pieces; the layouts are kept so that it stays.
-        self._pieces: dict[tuple[int, tuple[int, ...]], tuple[Sequence[Layout], np.ndarray]] = {}
+        # (identity of the layouts, shape, dimensions) -> pieces; the layouts are kept so that it
+        # stays.
+        self._pieces: dict[Hashable, tuple[Sequence[Layout], np.ndarray]] = {}
         self._factors: dict[int, tuple[Choices, dict[str, np.ndarray]]] = {}
         self._kept: dict[Hashable, Kept] = {}
 
@@ -176,8 +178,9 @@ class ProblemUsages:
         use:
             the call that wants it; None for the relay of a parameter
         """
-        classes = list(dict.fromkeys(layout.dims for layout in asked))
-        layouts = [Layout(dims) for dims in classes]
+        distinct = {_cut(layout): layout for layout in reversed(asked)}
+        classes = list(dict.fromkeys(map(_cut, asked)))
+        layouts = [distinct[cut] for cut in classes]
         nbytes = np.concatenate(
             [np.zeros(len(classes)), value.nbytes / self._all_pieces(value, layouts)]
         )
@@ -190,8 +193,8 @@ class ProblemUsages:
         return Copy(
             self._worth(carriers),
             tuple(classes),
-            tuple(layout.dims for layout in made),
-            tuple(layout.dims for layout in asked),
+            tuple(map(_cut, made)),
+            tuple(map(_cut, asked)),
         )
 
     def source(self, value: Value, layouts: Sequence[Layout]) -> tuple[Carrier, ...]:
@@ -223,19 +226,18 @@ class ProblemUsages:
         nbytes = value.dtype.itemsize
         for d in dims:
             nbytes *= value.shape[d]
-        return nbytes / self._split_into(layouts, dims)
+        return nbytes / self._split_into(value, layouts, dims)
 
     def _all_pieces(self, value: Value, layouts: Sequence[Layout]) -> np.ndarray:
-        return self._split_into(layouts, tuple(range(len(value.shape))))
+        return self._split_into(value, layouts, tuple(range(len(value.shape))))
 
-    def _split_into(self, layouts: Sequence[Layout], dims: tuple[int, ...]) -> np.ndarray:
-        """Into how many pieces some dimensions are split together, under each layout."""
-        key = id(layouts), dims
+    def _split_into(
+        self, value: Value, layouts: Sequence[Layout], dims: tuple[int, ...]
+    ) -> np.ndarray:
+        """How often the largest piece goes into the whole along some dimensions, per layout."""
+        key = id(layouts), value.shape, dims
         if key not in self._pieces:
-            pieces = [
-                self.mesh.axis_size(*(axis for d in dims for axis in layout.dims[d]))
-                for layout in layouts
-            ]
+            pieces = [layout.pieces(value.shape, self.mesh, dims) for layout in layouts]
             self._pieces[key] = layouts, np.array(pieces, dtype=np.float64)
         return self._pieces[key][1]
 
@@ -250,18 +252,22 @@ class ProblemUsages:
         return self._kept[key]
 
     def _factor_pieces(self, node: Node, choices: Choices) -> dict[str, np.ndarray]:
-        """Into how many pieces each factor is split under every strategy."""
+        """How often the largest part of each factor goes into it, under every strategy."""
         key = id(choices)
         if key not in self._factors:
             split = {
                 factor.name: np.array(
-                    [self.mesh.axis_size(*s.axes_of(factor.name)) for s in choices.strategies],
+                    [self._parts(factor, s) for s in choices.strategies],
                     dtype=np.float64,
                 )
                 for factor in self.rules[node.name].factors
             }
             self._factors[key] = choices, split
         return self._factors[key][1]
+
+    def _parts(self, factor: Factor, strategy: Strategy) -> float:
+        axes = strategy.axes_of(factor.name)
+        return factor.size / largest(factor.size, self.mesh.sizes_of(axes)) if axes else 1.0
 
     def _kept_bytes(
         self, node: Node, kept: Kept, split: dict[str, np.ndarray], choices: Choices
@@ -284,6 +290,10 @@ class ProblemUsages:
             ]
         internals, forward, backward = found
         return internals, forward, backward
+
+
+def _cut(layout: Layout) -> Cut:
+    return layout.dims, layout.units
 
 
 def _shrunk(piece: Piece, split: dict[str, np.ndarray], strategies: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.ir.graph import Graph, Node, Value
+from autopar.ir.local import rank_call
 from autopar.passes.saved import (
     Backward,
     Call,
@@ -73,6 +74,8 @@ class Effects:
     def _observed(
         self, node: Node, operands: Sequence[Spec], results: Sequence[Spec]
     ) -> tuple[Call | None, Forward]:
+        if self.graph.mesh is not None:
+            node = rank_call(node, self.graph.mesh, self.graph.mesh.coordinates(0))
         try:
             call = Call.make(node, operands, self.resolve, str(self.graph.mesh))
             effect = observe(call)

@@ -1,6 +1,8 @@
 """The passes, in the order they run.
 
-traced graph ──place──▶ hints as fixes ──decide──▶ assignment ──lower──▶ partitioned graph
+traced graph ──place──▶ hints as fixes ──decide──▶ assignment ──lower──▶ graph that ranks run
+
+`lower` is `partitioned` and then `fuse`.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from autopar.ir.verify import verify_graph
 from autopar.passes.assignment import Assignment
 from autopar.passes.choices import rules_of
 from autopar.passes.device import Device
+from autopar.passes.fuse import fuse
 from autopar.passes.hints import Hint
 from autopar.passes.memory_limit import MemoryLimit, solve_within, timeline_of
+from autopar.passes.overlap import priced, settle
 from autopar.passes.partition import partition
 from autopar.passes.place_hints import Placed, place_hints
 from autopar.passes.prices import DevicePrices
@@ -77,14 +81,25 @@ def decide(
     if limit is None or timeline_of(lowered(found.assignment), limit).peak <= limit.nbytes:
         return found
     apart = find(False)
-    assignment, solution = solve_within(apart.built, placed.graph, rules, mesh, limit, lowered)
+    built, weight = apart.built, apart.hiding.weight
+    # One weight for all of it: the bound holds, and what is found is priced as it is.
+    fixed = replace(built, problem=priced(built.problem, built.parts, weight))
+    assignment, solution = solve_within(fixed, placed.graph, rules, mesh, limit, lowered)
+    settled = settle(built.problem, built.parts, solution, weight)
     reasons = found.assignment.reasons
-    return Searched(replace(assignment, reasons=reasons), solution, apart.built)
+    return Searched(replace(assignment, reasons=reasons), settled.solution, built, settled.hiding)
 
 
 def lower(graph: Graph, assignment: Assignment, device: Device) -> Graph:
-    """The graph that each rank runs under an assignment (see `partition`)."""
+    """The graph that each rank runs under an assignment: its parameters travel in buckets."""
+    fused = fuse(partitioned(graph, assignment, device), device)
+    verify_graph(fused, stage="partitioned")
+    return fused
+
+
+def partitioned(graph: Graph, assignment: Assignment, device: Device) -> Graph:
+    """The graph with layouts and reshards, each for itself (see `partition`)."""
     prices = DevicePrices(assignment.mesh, device)
-    partitioned = partition(graph, rules_of(graph), assignment, prices.steps)
-    verify_graph(partitioned, stage="partitioned")
-    return partitioned
+    made = partition(graph, rules_of(graph), assignment, prices.steps)
+    verify_graph(made, stage="partitioned")
+    return made

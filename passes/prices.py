@@ -10,8 +10,9 @@ from autopar.ir.graph import Node, Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule, Strategy
-from autopar.passes.compute_cost import parameter_times, strategy_times
+from autopar.passes.compute_cost import Times, call_times, parameter_times
 from autopar.passes.device import Device
+from autopar.passes.fuse import bucket_bytes
 from autopar.passes.reshard import Step, plan_reshard
 from autopar.passes.reshard_cost import ReshardCosts
 from autopar.passes.signature import type_of
@@ -23,15 +24,19 @@ class DevicePrices:
     def __init__(self, mesh: Mesh, device: Device) -> None:
         self.mesh, self.device = mesh, device
         self._reshards = ReshardCosts(mesh, device)
-        self._strategies: dict[Hashable, np.ndarray] = {}
+        self._calls: dict[Hashable, Times] = {}
 
     def strategies(self, node: Node, rule: Rule, choices: Sequence[Strategy]) -> np.ndarray:
+        return self.call(node, rule, choices).total
+
+    def call(self, node: Node, rule: Rule, choices: Sequence[Strategy]) -> Times:
+        """What is behind `strategies`: forward, backward, and collectives of the operator."""
         # Every block of a model asks for the same calls again.
         types = tuple(map(type_of, (*node.operands, *node.results)))
         key = (node.op, rule, types, tuple(choices))
-        if key not in self._strategies:
-            self._strategies[key] = strategy_times(node, rule, choices, self.mesh, self.device)
-        return self._strategies[key]
+        if key not in self._calls:
+            self._calls[key] = call_times(node, rule, choices, self.mesh, self.device)
+        return self._calls[key]
 
     def parameter(self, value: Value, layouts: Sequence[Layout]) -> np.ndarray:
         return parameter_times(value, layouts, self.mesh, self.device)
@@ -41,6 +46,27 @@ class DevicePrices:
     ) -> np.ndarray:
         return self._reshards.matrix(src, dst, value.shape, value.dtype.itemsize, grad)
 
-    def steps(self, src: Layout, dst: Layout, value: Value, grad: bool) -> tuple[Step, ...]:
-        """The collectives behind one entry of `reshard`."""
-        return plan_reshard(src, dst, value.shape, self.mesh, self.device, grad=grad)
+    def fetch(
+        self, src: Sequence[Layout], dst: Sequence[Layout], value: Value, grad: bool
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """As `reshard` for the first one of a parameter, which travels in a bucket; and how much
+        of it are collectives that bring its gradient back, None for nothing."""
+        return self._reshards.fetch(src, dst, value.shape, value.dtype.itemsize, grad)
+
+    def covering(self, node: Node, rule: Rule, choices: Sequence[Strategy]) -> np.ndarray | None:
+        """How many seconds of such collectives the backward of a call covers; None for none."""
+        if not self.device.overlap:
+            return None
+        return self.device.overlap * self.call(node, rule, choices).backward
+
+    def last_bucket(self) -> float:
+        """Bytes of gradients that are on their way when the backward pass is over."""
+        return bucket_bytes(self.device, self.mesh, "all_reduce", self.mesh.names)
+
+    def steps(
+        self, src: Layout, dst: Layout, value: Value, grad: bool, fetched: bool
+    ) -> tuple[Step, ...]:
+        """The collectives behind one entry of `reshard`, or of `fetch`."""
+        return plan_reshard(
+            src, dst, value.shape, self.mesh, self.device, grad=grad, fetched=fetched
+        )

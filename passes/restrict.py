@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autopar.passes.build import Built
+from autopar.passes.overlap import Parts
 from autopar.passes.solver import Edge
 from autopar.passes.solver import Node as ProblemNode
 
@@ -26,8 +27,8 @@ def restrict(built: Built, keep: Mapping[int, Sequence[int]]) -> Built:
     def node_of(index: int, node: ProblemNode) -> ProblemNode:
         if index not in kept:
             return node
-        usages = None if node.usages is None else node.usages[kept[index]]
-        return replace(node, costs=node.costs[kept[index]], usages=usages)
+        held = tuple(replace(held, usages=held.usages[kept[index]]) for held in node.held)
+        return replace(node, costs=node.costs[kept[index]], held=held)
 
     def edge_of(edge: Edge) -> Edge:
         if edge.u not in kept and edge.v not in kept:
@@ -42,6 +43,21 @@ def restrict(built: Built, keep: Mapping[int, Sequence[int]]) -> Built:
         index, choices = named
         return index, tuple(choices[k] for k in kept[index]) if index in kept else choices
 
+    def kept_of(parts: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        return {i: part[kept[i]] if i in kept else part for i, part in parts.items()}
+
+    def sent_of(edge: Edge, sent: np.ndarray | None) -> np.ndarray | None:
+        if sent is None or (edge.u not in kept and edge.v not in kept):
+            return sent
+        rows, _ = _used(edge.u_class, kept.get(edge.u))
+        columns, _ = _used(edge.v_class, kept.get(edge.v))
+        return sent[np.ix_(rows, columns)]
+
+    parts = Parts(
+        kept_of(built.parts.sent),
+        tuple(map(sent_of, built.problem.edges, built.parts.edges)),
+        kept_of(built.parts.covering),
+    )
     problem = replace(
         built.problem,
         nodes=tuple(node_of(i, node) for i, node in enumerate(built.problem.nodes)),
@@ -50,6 +66,7 @@ def restrict(built: Built, keep: Mapping[int, Sequence[int]]) -> Built:
     return replace(
         built,
         problem=problem,
+        parts=parts,
         strategies={name: options(found) for name, found in built.strategies.items()},
         sources={name: options(found) for name, found in built.sources.items()},
         relays={name: options(found) for name, found in built.relays.items()},

@@ -16,9 +16,10 @@ from autopar.passes.assignment import SEARCH, Assignment
 from autopar.passes.blocks import find_blocks
 from autopar.passes.build import Built, Prices, build_problem
 from autopar.passes.choices import Fix
+from autopar.passes.overlap import Hiding, solve_overlapping
 from autopar.passes.place_hints import Placed
 from autopar.passes.propagate import propagate
-from autopar.passes.solver import Solution, solve
+from autopar.passes.solver import Solution
 from autopar.passes.source_layouts import stored_layouts
 
 Mode = Literal["auto", "semi_auto", "data_parallel", "stand_alone"]
@@ -31,12 +32,13 @@ OUTPUTS: tuple[str, ...] = ("auto", "full", "sharded")
 class Searched:
     """An assignment with the problem it solves.
 
-    `solution.cost` is the predicted time of one step in seconds.
+    `solution.cost` is the predicted time of one step in seconds, `hiding` what of it overlaps.
     """
 
     assignment: Assignment
     solution: Solution
     built: Built
+    hiding: Hiding
 
 
 def search(
@@ -104,10 +106,10 @@ def search(
         output_layouts=output_choices(graph, mesh, outputs),
         share=share,
     )
-    solution = solve(built.problem, method=method)
+    solution, hiding = solve_overlapping(built.problem, built.parts, method=method)
     assignment = built.assignment(mesh, solution.choice)
     return Searched(
-        replace(assignment, reasons=_with_search(graph, mesh, reasons)), solution, built
+        replace(assignment, reasons=_with_search(graph, mesh, reasons)), solution, built, hiding
     )
 
 
@@ -147,10 +149,10 @@ def _split_batches(graph: Graph, mesh: Mesh) -> dict[str, Layout]:
     batch = batch_size(inputs)
     if batch is None:
         raise PlanError("mode 'data_parallel': no input has a batch dimension")
-    if batch % mesh.size:
+    if batch < 2 and mesh.size > 1:
         raise PlanError(
-            f"mode 'data_parallel': the batch of {batch} does not divide over the {mesh.size} "
-            f"ranks of the mesh {mesh}"
+            f"mode 'data_parallel': a batch of {batch} cannot be split over the {mesh.size} ranks "
+            f"of the mesh {mesh}"
         )
     layouts = {}
     for node in inputs:

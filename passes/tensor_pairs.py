@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.layout import INVARIANT
 from autopar.ir.mesh import Mesh
-from autopar.ir.rule import Rule, Strategy, is_valid
+from autopar.ir.rule import Rule, Strategy, is_searched
 
 
 @dataclass
@@ -153,7 +153,7 @@ class _Search:
             for factor in dim:
                 tried = {**roles, axis: factor}
                 strategy = Strategy(tuple((a, tried.get(a, INVARIANT)) for a in self.mesh.names))
-                if is_valid(rule, strategy, self.mesh):
+                if is_searched(rule, strategy, self.mesh):
                     roles = tried
                     break
             else:

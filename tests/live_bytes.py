@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,6 +38,8 @@ class LiveBytes(TorchDispatchMode):
             self._count(tensor)
 
     def _count(self, tensor: Tensor) -> None:
+        if isinstance(tensor, DTensor):  # a wrapper has no memory of its own
+            tensor = tensor._local_tensor
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._sizes:

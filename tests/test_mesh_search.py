@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from autopar.mesh_search import MeshSearch, search_meshes
 from autopar.passes.device import COLLECTIVES, Link, Measure
 from autopar.passes.topology import Topology
 from devices import slow_device
+from ranks import run_ranks
 from zoo import Mlp, build
 
 
@@ -107,3 +109,66 @@ def test_the_plan_runs_on_its_mesh() -> None:
     found = mesh_search.search_meshes(model, (), call, devices=1)
     parallel = autopar.autoparallelize(model, kwargs=call, mesh=found.mesh, plan=found.plan)
     torch.testing.assert_close(parallel(**call)[0], build("mlp")[0](**call)[0])
+
+
+# -- a count of ranks and a topology in one call ---------------------------------------------------
+
+
+def _plan(mesh: Any, topology: Any, **options: Any) -> autopar.Plan:
+    torch.set_num_threads(1)
+    model, call = build("mlp")
+    return autopar.plan(
+        model, (), call, mesh=mesh, topology=topology, device=slow_device(), **options
+    )
+
+
+def test_a_count_and_a_topology_are_planned_in_one_call(tmp_path: Path) -> None:
+    topology = Topology(2, 4)
+    plan = _plan(8, topology)
+    assert plan == _plan(None, topology)
+    found = _search("mlp", topology, device=slow_device())
+    assert plan.mesh == found.mesh and plan.seconds == found.plan.seconds
+    assert plan.device.devices_per_host == 4
+    assert {option.mesh.sizes for option in plan.meshes} == {(8,), (2, 4), (4, 2), (2, 2, 2)}
+    best, *others = plan.meshes
+    assert best.mesh == plan.mesh and best.seconds == plan.seconds
+    assert all(o.seconds is not None and o.seconds >= best.seconds * (1 - 1e-6) for o in others)
+    links = {option.mesh.sizes: option.links for option in plan.meshes}
+    assert links[2, 4] == ("inter", "intra") and links[8,] == ("inter",)
+    assert "meshes:" in str(plan) and "x=2 (inter) y=4 (intra)" in str(plan)
+    plan.save(tmp_path / "plan.json")
+    assert autopar.Plan.load(tmp_path / "plan.json") == plan
+    assert plan.compare().mesh == plan.mesh
+
+
+def test_a_given_mesh_is_priced_where_it_stands() -> None:
+    """The same mesh within one host and across hosts of two, over a network of its own."""
+    network = Link("network", tuple((kind, (Measure(2, 1e-3, 1e5),)) for kind in COLLECTIVES))
+    mesh = {"dp": 2, "tp": 2}
+    here, there = _plan(mesh, Topology(1, 4)), _plan(mesh, Topology(2, 2, inter=network))
+    assert here.mesh == there.mesh == autopar.Mesh.of(mesh)
+    assert here.seconds < there.seconds and not here.meshes
+
+
+@pytest.mark.parametrize(
+    ("mesh", "topology", "message"),
+    [
+        (8, Topology(3, 2), r"8 ranks, but the topology has 6 devices \(3 hosts of 2 devices\)"),
+        ({"dp": 2, "tp": 2}, Topology(2, 4), "4 ranks, but the topology has 8 devices"),
+        (8, 8, "topology: expected an autopar.Topology, got int 8"),
+        (None, None, "give the mesh to plan for, or a topology"),
+    ],
+)
+def test_a_topology_that_does_not_fit_is_refused(mesh: Any, topology: Any, message: str) -> None:
+    with pytest.raises(MeshError, match=message):
+        _plan(mesh, topology)
+
+
+def test_choosing_a_mesh_takes_an_example_call() -> None:
+    model, _ = build("mlp")
+    with pytest.raises(MeshError, match="takes an example call"):
+        autopar.autoparallelize(model, topology=Topology(1, 1))
+
+
+def test_ranks_agree_on_the_mesh_and_train_on_it() -> None:
+    run_ranks(Path(__file__).with_name("topology_worker.py"), 4, "train", "refuse", limit_s=240)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from autopar.ir.graph import Node, Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Assist, Rule, Strategy, strategies
+from autopar.ir.rules.registry import rule_for
 from autopar.passes.collective_cost import collective_time
 from autopar.passes.compute_cost import (
     ADAM_BYTES_PER_ELEMENT,
+    call_times,
     is_view,
     parameter_times,
     strategy_times,
@@ -67,12 +70,17 @@ def test_a_large_product_takes_its_operations_forward_and_twice_backward(device:
     node, rule = linear()
     flops = 2 * 8192 * 4096 * 16384
     expected = 3 * flops / device.flop_rate(HALF) + 3 * device.launch
-    assert one(node, rule, device) == pytest.approx(expected)
+    assert one(node, rule, device) == pytest.approx(expected + bias_gradient(device))
+
+
+def bias_gradient(device: Device) -> float:
+    """Summing the gradient of `linear` over its rows."""
+    return (8192 + 1) * 16384 * 2 / device.memory_bandwidth + device.launch
 
 
 @pytest.mark.parametrize(
     ("grads", "products"),
-    [([False, False, False], 1), ([True, False, False], 2), ([False, True, True], 2)],
+    [([False, False, False], 1), ([True, False, False], 2), ([False, True, False], 2)],
 )
 def test_only_operands_with_a_gradient_cost_a_product_backward(
     grads: list[bool], products: int, device: Device
@@ -85,10 +93,10 @@ def test_only_operands_with_a_gradient_cost_a_product_backward(
 @pytest.mark.parametrize("factor", ["b0", "i", "o"])
 def test_splitting_any_factor_divides_the_operations(factor: str, device: Device) -> None:
     node, rule = linear()
-    launches = 3 * device.launch
-    whole = one(node, rule, device) - launches
-    assert one(node, rule, device, tp=factor) - launches == pytest.approx(whole / 4)
-    assert one(node, rule, device, dp=factor, tp=factor) - launches == pytest.approx(whole / 8)
+    device = replace(device, launch=0.0, memory_bandwidth=1e30)
+    whole = one(node, rule, device)
+    assert one(node, rule, device, tp=factor) == pytest.approx(whole / 4)
+    assert one(node, rule, device, dp=factor, tp=factor) == pytest.approx(whole / 8)
 
 
 @pytest.mark.parametrize("role", ["I", "R", "P0"])
@@ -178,6 +186,82 @@ def test_a_cast_is_no_view() -> None:
     x, y = Value("x", (4,), torch.float32), Value("y", (4,), HALF)
     assert not is_view(Node("aten.to.dtype", (x, HALF), {}, (y,)))
     assert not is_view(Node("aten.zeros.default", ([4],), {}, (y,)))
+
+
+def test_a_view_of_a_part_is_given_a_whole_gradient(device: Device) -> None:
+    part = call("aten.slice.Tensor", [(4096, 4096)], [(1024, 4096)])
+    rule = declare(part, "a b -> c b", whole=("a", "c"))
+    expected = (1024 + 4096) * 4096 * 2 / device.memory_bandwidth + device.launch
+    assert one(part, rule, device) == pytest.approx(expected)
+    copies = call("aten.expand.default", [(1, 4096)], [(64, 4096)])
+    rule = declare(copies, "a b -> a b")
+    expected = (64 + 1) * 4096 * 2 / device.memory_bandwidth + device.launch
+    assert one(copies, rule, device) == pytest.approx(expected)
+
+
+def test_special_functions_take_their_time(device: Device) -> None:
+    """Twice as long as the memory, so that nothing else is seen; both are divided by a split."""
+    tensor = 4096 * 4096 * 2 / device.memory_bandwidth
+    slow = replace(device, special_rate=4096 * 4096 / (10 * tensor))
+    node = call("aten.exp.default", [(4096, 4096)], [(4096, 4096)])
+    rule = declare(node, "a b -> a b", special_per_point=(1, 0))
+    backward = 3 * tensor
+    assert one(node, rule, slow) == pytest.approx(10 * tensor + backward + 2 * slow.launch)
+    local = one(node, rule, slow, dp="a", tp="b")
+    assert local == pytest.approx((10 * tensor + backward) / 8 + 2 * slow.launch)
+    rule = declare(node, "a b -> a b", special_per_point=(1, 1))
+    assert one(node, rule, slow) == pytest.approx(20 * tensor + 2 * slow.launch)
+
+
+def test_what_is_not_hidden_adds_up(device: Device) -> None:
+    """A thin product: few operations per byte attain less of the rate."""
+    node = call("aten.mm.default", [(4096, 64), (64, 4096)], [(4096, 4096)], grads=[False, False])
+    rule = declare(node, "m k, k n -> m n", linear=((0,), (1,)), flops_per_point=2)
+    computing = rule.flops / device.flop_rate(HALF)
+    memory = (4096 * 4096 + 2 * 64 * 4096) * 2 / device.memory_bandwidth
+    for share in (0.0, 0.5, 1.0):
+        expected = max(computing, memory) + share * min(computing, memory) + device.launch
+        assert one(node, rule, replace(device, unhidden=share)) == pytest.approx(expected)
+
+
+def test_inner_tensors_are_written_and_their_gradients_too(device: Device) -> None:
+    node = call("aten.cross_entropy_loss.default", [(512, 4096)], [()])
+    rule = declare(node, "n c ->")
+    inner = declare(node, "n c ->", inner=(("n", "c"),))
+    tensor = 512 * 4096 * 2 / device.memory_bandwidth
+    assert one(node, inner, device) - one(node, rule, device) == pytest.approx(4 * tensor)
+    split = one(node, inner, device, tp="n") - one(node, rule, device, tp="n")
+    assert split == pytest.approx(tensor)
+
+
+def test_forward_and_backward_are_told_apart(device: Device) -> None:
+    node, rule = linear()
+    strategy = [Strategy(tuple((axis, "I") for axis in MESH.names))]
+    times = call_times(node, rule, strategy, MESH, device)
+    assert times.forward + times.backward + times.assist == times.total
+    assert times.total == strategy_times(node, rule, strategy, MESH, device)
+    assert 2 * times.forward < times.backward and not times.assist
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "special"),
+    [
+        ("aten.exp.default", (), (1, 0)),
+        ("aten.tanh.default", (), (3, 0)),
+        ("aten.gelu.default", (), (1, 2)),
+        ("aten.relu.default", (), (0, 0)),
+        ("aten.pow.Tensor_Scalar", (3.0,), (0, 0)),
+        ("aten.pow.Tensor_Scalar", (1.7,), (5, 5)),
+        ("aten.softmax.int", (1,), (1, 0)),
+        ("aten.log_softmax.int", (1,), (1, 1)),
+    ],
+)
+def test_which_operators_take_exponentials(
+    op: str, args: tuple[Any, ...], special: tuple[int, int]
+) -> None:
+    x, y = (Value(name, (8, 16), torch.float32, True) for name in "xy")
+    rule = rule_for(Node(op, (x, *args), {}, (y,)))
+    assert rule.special == (128 * special[0], 128 * special[1])
 
 
 def softmax(assist: Assist) -> tuple[Node, Rule]:

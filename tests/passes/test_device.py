@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,9 +19,9 @@ from autopar.passes.device import (
     Measure,
     bytes_moved,
     device_for,
-    load_device,
-    save_device,
 )
+from autopar.passes.device_file import load_device, save_device
+from autopar.passes.device_presets import preset
 
 PRESETS = ("h100", "h200", "a100", "cpu")
 MB = 2**20
@@ -101,7 +102,7 @@ def test_cpu_figures_are_the_measured_ones() -> None:
     # 8 MB over gloo; an all-to-all of 8 MB on each of two ranks works on 16 MB together.
     mesh = Mesh.of({"dp": 2})
     device = device_for("cpu", mesh)
-    measured = {"all_reduce": 6.3, "all_gather": 8.6, "reduce_scatter": 14.8}
+    measured = {"all_reduce": 6.3, "all_gather": 8.6, "reduce_scatter": 3.8}
     for kind, milliseconds in measured.items():
         line = collective_line(device, mesh, kind, ("dp",))
         assert line.per_byte * 8e6 == pytest.approx(milliseconds * 1e-3)
@@ -183,6 +184,74 @@ def test_refuses_a_file_that_is_no_device(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(PlanError, match=r"device\.json': not a device description"):
         load_device(path)
+
+
+def _edited(tmp_path: Path, **fields: object) -> Path:
+    """The file of a preset with some fields changed, or without those that are None."""
+    path = tmp_path / "device.json"
+    save_device(device_for("h100", Mesh.of(2)), path)
+    data = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({k: v for k, v in data.items() if v is not None}))
+    return path
+
+
+MEASURES = {kind: [[2, 1e-5, 1e9]] for kind in COLLECTIVES}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"autopar_device": 1}, "version 1, this autopar reads version 2"),
+        ({"autopar_device": "new"}, "version 'new'"),
+        ({"links": {"intra": MEASURES}}, "unknown link 'inter': the links are \\['intra'\\]"),
+        ({"links": {"intra": MEASURES, "inter": {}}}, "link 'inter': no measures of all_gather"),
+        (
+            {"links": {"intra": MEASURES, "inter": {**MEASURES, "all_reduce": [[2, 0, -1]]}}},
+            "link 'inter': all_reduce needs .* a bandwidth above 0",
+        ),
+        (
+            {"links": {"intra": MEASURES, "inter": {**MEASURES, "all_reduce": [[2, -1, 1]]}}},
+            "link 'inter': all_reduce needs a latency of at least 0 s",
+        ),
+        (
+            {"links": {"intra": MEASURES, "inter": {**MEASURES, "all_reduce": [[2, 1]]}}},
+            "'links.inter.all_reduce' must hold rows of 3",
+        ),
+        ({"axis_links": {"dp": "wifi"}}, "unknown link 'wifi'"),
+        ({"memory_bandwidth": -1e9}, "memory_bandwidth must be above 0"),
+        ({"memory_bandwidth": "fast"}, "'memory_bandwidth' must be a number, got 'fast'"),
+        ({"memory_bandwidth": None}, "the field 'memory_bandwidth' is missing"),
+        ({"flop_rates": {"float32": 0}}, "flop_rates of float32 must be above 0"),
+        ({"flop_rates": {"bfloat16": 1e12}}, "flop_rates needs at least 'float32'"),
+        ({"launch": -1}, "launch must be 0 s or more"),
+        ({"unhidden": 1.5}, "unhidden must be from 0 to 1"),
+        ({"overlap": -0.1}, "overlap must be from 0 to 1"),
+        ({"devices_per_host": 0}, "devices_per_host must be at least 1"),
+        ({"devices_per_host": 2.5}, "'devices_per_host' has the wrong type"),
+        ({"memory_curve": [[64, 1e9], [32, 1e9]]}, "memory_curve must be at growing sizes"),
+        ({"memory_curve": [[64, 0]]}, "memory_curve at 64 B must be above 0"),
+    ],
+)
+def test_refuses_a_file_with_constants_that_cannot_be(
+    fields: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PlanError, match=rf"device\.json': .*{message}"):
+        load_device(_edited(tmp_path, **fields))
+
+
+def test_memory_is_as_fast_as_its_curve_says() -> None:
+    curve = ((100.0, 10.0), (1000.0, 5.0))  # 10 s for 100 bytes, 200 s for 1000
+    device = replace(device_for("cpu", Mesh.of(2)), memory_bandwidth=2.0, memory_curve=curve)
+    seconds = device.memory_seconds(np.array([50.0, 100.0, 550.0, 1000.0, 2000.0]))
+    np.testing.assert_allclose(seconds, [5.0, 10.0, 105.0, 200.0, 400.0])
+    flat = replace(device, memory_curve=())
+    np.testing.assert_allclose(flat.memory_seconds(np.array([100.0])), [50.0])
+
+
+def test_presets_hide_gradients_where_nothing_else_needs_the_processors() -> None:
+    assert preset("cpu").overlap == 0.0
+    for name in ("h100", "h200", "a100"):
+        assert 0.5 < preset(name).overlap < 1.0 and preset(name).unhidden == 0.0
 
 
 def test_refuses_a_missing_file(tmp_path: Path) -> None:

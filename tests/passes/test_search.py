@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -65,7 +67,7 @@ def _block_collectives(
     traced: Traced, request: Request, assignment: Assignment, block: int
 ) -> list[Collective]:
     """The large collectives that one block runs (biases and norms move a few kilobytes)."""
-    graph = pipeline.lower(traced.graph, assignment, request.device)
+    graph = pipeline.partitioned(traced.graph, assignment, request.device)
     inside = {
         n.name
         for n in traced.graph.calls
@@ -76,27 +78,35 @@ def _block_collectives(
     return [c for c in found if c.at in inside and c.nbytes > 2**20]
 
 
-def test_gpt2_xl_shards_on_the_fast_axis_and_only_sums_gradients_on_the_slow_one() -> None:
-    """At batch 64 a block's weights are smaller than its activations: gathering them wins.
+def test_gpt2_xl_gathers_weights_on_the_fast_axis_and_only_pieces_of_them_on_the_slow_one() -> None:
+    """At batch 64 most of a block's weights are smaller than its activations: gathering them wins.
 
     Megatron's column and row split would move four activations of 8 x 1024 x 1600 per block over
-    the fast axis; the plan found gathers each of the four weights once and scatters its gradient.
+    the fast axis. Nothing may overlap here: what gradients take beside the backward pass is free.
     """
     request = _request({"slow": 8, "fast": 8})
+    request = replace(request, device=replace(request.device, overlap=0.0))
     traced = _gpt2_xl(request)
     searched = _search(traced, request, "auto")
     assert searched.solution.status == "optimal"
     found = _block_collectives(traced, request, searched.assignment, 1)
     weights = {4 * WIDTH * n for n in (3 * WIDTH, WIDTH, 4 * WIDTH)}
-    for kind, axes, backward, sizes in (
-        ("all_gather", ("fast",), False, weights),
-        ("reduce_scatter", ("fast",), True, weights),
-        ("all_reduce", ("slow",), True, {w // 8 for w in weights}),
-    ):
-        mine = [c for c in found if (c.kind, c.axes, c.backward) == (kind, axes, backward)]
-        assert len(mine) == 4, (kind, found)
-        assert {c.nbytes for c in mine} == sizes
-    assert len(found) == 12
+    for kind, backward in (("all_gather", False), ("reduce_scatter", True)):
+        mine = [c for c in found if (c.kind, c.axes, c.backward) == (kind, ("fast",), backward)]
+        assert len([c for c in mine if c.nbytes in weights]) >= 3, (kind, found)
+    for c in found:
+        assert c.axes in (("slow",), ("fast",))
+        assert c.axes == ("fast",) or c.nbytes in {w // 8 for w in weights}, c
+
+
+def test_gradients_that_are_summed_beside_the_backward_pass_cost_nothing() -> None:
+    """With overlap weights may stay whole: their sums are free, gathering them is not."""
+    request = _request({"slow": 8, "fast": 8})
+    traced = _gpt2_xl(request)
+    searched = _search(traced, request, "auto")
+    assert 0 < searched.hiding.gradients == searched.hiding.hidden
+    found = _block_collectives(traced, request, searched.assignment, 1)
+    assert found and all(c.kind == "all_reduce" and c.backward for c in found), found
 
 
 MEGATRON = {
