@@ -142,6 +142,59 @@ def _bind(
     return given
 
 
+#: What `flatten_call` says of one place in a call: a tensor, a constant with its type, a container.
+Entry = tuple[str, Any]
+
+
+def flatten_call(
+    parameters: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Entry, ...], dict[str, torch.Tensor]]:
+    """What makes two calls the same but for the contents of their tensors, and those tensors.
+
+    Returns hashable entries ``(path, what is there)`` in the order of the signature, equal for
+    equal calls however they are spelled (by position or keyword, defaults given or left out), and
+    the tensors by path. Raises InputError where the call does not fit the signature or holds what
+    cannot be frozen.
+    """
+    given = _bind(parameters, args, kwargs)
+    for name, parameter in parameters.parameters.items():
+        if name not in given and isinstance(parameter.default, CONSTANT_TYPES):
+            given[name] = parameter.default
+    named = [name for name in parameters.parameters if name in given]
+    entries: list[Entry] = []
+    tensors: dict[str, torch.Tensor] = {}
+    for name in (*named, *sorted(given.keys() - named)):
+        _flatten(name, given[name], entries, tensors)
+    return tuple(entries), tensors
+
+
+def _flatten(path: str, value: Any, entries: list[Entry], tensors: dict[str, torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value
+        here = TensorArgument(path, tuple(value.shape), value.dtype, value.requires_grad)
+        entries.append((path, here))
+    elif isinstance(value, CONSTANT_TYPES):
+        entries.append((path, (type(value).__name__, value)))
+    else:
+        children = children_of(value)
+        if children is None:
+            raise _not_traceable(path, value)
+        kind = "dict" if isinstance(value, dict) else type(value).__qualname__
+        if kind == "dict":
+            children.sort(key=lambda child: child[0])
+        entries.append((path, (kind, tuple(key for key, _, _ in children))))
+        for _, suffix, child in children:
+            _flatten(path + suffix, child, entries, tensors)
+
+
+def _not_traceable(path: str, value: Any) -> InputError:
+    return InputError(
+        f"{path}: cannot be traced, got a {type(value).__name__}. Pass tensors, numbers, "
+        f"strings, None, or tuples, lists and dicts of them; a dataclass of tensors can be "
+        f"registered with torch.export.register_dataclass"
+    )
+
+
 def children_of(tree: Any) -> list[tuple[str, str, Any]] | None:
     """(key, path suffix, child) of each child of a container; None for a leaf."""
     if pytree.tree_is_leaf(tree):
@@ -171,11 +224,7 @@ def _describe(value: Any, path: str) -> Any:
             return TensorArgument(here, tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
         if isinstance(leaf, CONSTANT_TYPES):
             return leaf
-        raise InputError(
-            f"{here}: cannot be traced, got a {type(leaf).__name__}. Pass tensors, numbers, "
-            f"strings, None, or tuples, lists and dicts of them; a dataclass of tensors can be "
-            f"registered with torch.export.register_dataclass"
-        )
+        raise _not_traceable(here, leaf)
 
     return pytree.tree_map_with_path(describe, value)
 
@@ -197,7 +246,7 @@ def _match(path: str, expected: Any, got: Any, found: dict[str, torch.Tensor]) -
         if tuple(got.shape) != expected.shape:
             raise InputError(
                 f"{path}: expected shape {expected.shape}, got {tuple(got.shape)}. The module was "
-                f"compiled for the first shape; compile it again for the other"
+                f"compiled for the first shape; with shapes='recompile' it follows the other"
             )
         if got.dtype != expected.dtype:
             raise InputError(

@@ -37,13 +37,17 @@ def declare(
     sizes: Sequence[SizeArgument] = (),
     factor_sizes: Mapping[str, int] | None = None,
     flops_per_point: int = 0,
+    special_per_point: tuple[int, int] = (0, 0),
+    inner: Sequence[Sequence[str]] = (),
     hint_order: Sequence[int] = (),
     flatten_hint: bool = False,
+    filled: Sequence[str] = (),
 ) -> Rule:
     """The rule of one call, from its notation and the shapes of its operands and results.
 
     `whole` names the factors that must not be split, `assisted` those that need the runtime
-    operator `assist`; `flops_per_point` is counted for every point of the whole loop nest;
+    operator `assist`; `flops_per_point` and `special_per_point` (forward and backward) are counted
+    for every point of the whole loop nest;
     `factor_sizes` gives sizes that no dimension shows by itself. The remaining arguments are
     those of `Rule`.
 
@@ -82,6 +86,7 @@ def declare(
         Factor(n, known[n], _base(n) not in whole and n not in whole, _lookup(assisted, n))
         for n in order
     )
+    points = math.prod(f.size for f in factors)
     return Rule(
         factors=factors,
         operands=operands,
@@ -89,11 +94,14 @@ def declare(
         linear=tuple(tuple(group) for group in linear),
         joins=tuple(joins),
         sizes=tuple(sizes),
-        flops=flops_per_point * math.prod(f.size for f in factors),
+        flops=flops_per_point * points,
+        special=(special_per_point[0] * points, special_per_point[1] * points),
+        inner=tuple(tuple(names) for names in inner),
         assist=assist,
         always_assist=always_assist,
         hint_order=tuple(hint_order),
         flatten_hint=flatten_hint,
+        filled=tuple(filled),
     )
 
 
@@ -165,7 +173,7 @@ def _infer_sizes(
         missing = [n for n in dim if n not in known]
         if missing:
             raise GraphError(f"{node.op}: rule {spec!r}: no dimension gives the size of {missing}")
-        if size != 1 and math.prod(known[n] for n in dim) != size:
+        if dim and size != 1 and math.prod(known[n] for n in dim) != size:
             raise GraphError(
                 f"{node.op}: rule {spec!r}: factors {dim} give "
                 f"{math.prod(known[n] for n in dim)}, the dimension has {size}"

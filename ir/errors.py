@@ -19,6 +19,10 @@ class GraphError(AutoparError, ValueError):
     """An IR graph (or its text) that breaks a rule of the IR."""
 
 
+class RuleError(AutoparError, ValueError):
+    """An operator rule that is malformed, or that does not reproduce its operator when split."""
+
+
 class TraceError(AutoparError, RuntimeError):
     """A model that cannot be traced; names the user's line and what to change."""
 
@@ -41,6 +45,18 @@ class InputError(AutoparError, ValueError):
 
 class NotCompiledError(AutoparError, RuntimeError):
     """Parameters were asked for before the first call compiled the module."""
+
+
+class NoValuesError(AutoparError, RuntimeError):
+    """A model from the meta device was run before its parameters were given values."""
+
+
+class OptimizerError(AutoparError, RuntimeError):
+    """An optimizer that updates other parameters than those of the parallel module."""
+
+
+class CheckpointError(AutoparError, RuntimeError):
+    """A checkpoint that cannot be written, read, or used for this model."""
 
 
 class DesyncError(AutoparError, RuntimeError):

@@ -6,8 +6,17 @@ The work is shared out as follows::
     trace_export     runs torch.export with the model guarded (caches off, state restored)
     trace_read       reads the exported program: its sources, outputs and updates
     trace_watch      sees what export would drop without a word, and changed Python state
+    trace_random     random numbers that are drawn while a model is traced
     trace_errors     turns a failure of export into one sentence with the user's line
+    trace_retry      what to do where export stops at Python that depends on data:
+    trace_decisions    truth values frozen, and checked when the graph runs
+    trace_modules      modules as one operator
+    trace_functions  custom autograd functions as one operator
+    trace_replace    functions that are traced as something else
     trace_convert    reads the exported program into IR nodes
+    trace_regions    stretches of it whose shapes depend on data
+    trace_special    calls that become other calls
+    trace_strided    `as_strided` as a function of its tensor
     trace_alias      makes in-place writes functional
     trace_spelling   one spelling per operation, sizes as true sizes
     trace_names      names of values

@@ -127,8 +127,8 @@ def _write_back(step: ViewStep, parent: Value, piece: Value, emit: Emit) -> Valu
             return made("aten.diagonal_scatter.default", parent, piece, *step.args)
         # With a gradient it is refused: that of as_strided_scatter is wrong in PyTorch 2.13 (the
         # operand's is zero outside the piece).
-        case "aten.as_strided.default" if not (parent.grad or piece.grad):
-            return made("aten.as_strided_scatter.default", parent, piece, *step.args)
+        case "autopar.as_strided" if not (parent.grad or piece.grad):
+            return made("autopar.as_strided_scatter", parent, piece, *step.args)
         case "aten.transpose.int":
             return made("aten.transpose.int", piece, *step.args)
         case "aten.t.default" | "aten.numpy_T.default" if len(parent.shape) <= 2:
@@ -148,7 +148,8 @@ def _write_back(step: ViewStep, parent: Value, piece: Value, emit: Emit) -> Valu
             | "aten.expand.default"
         ) if parent.numel == piece.numel:
             return made("aten.reshape.default", piece, list(parent.shape))
-    raise NotFunctionalError(f"a view by {step.op}")
+    spoken = "aten.as_strided.default" if step.op == "autopar.as_strided" else step.op
+    raise NotFunctionalError(f"a view by {spoken}")
 
 
 def pieces_of(op: str, args: tuple[Any, ...], kwargs: Any, results: list[Value]) -> list[ViewStep]:

@@ -8,7 +8,7 @@ mode they run in kept in `_Mode`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.ir.errors import TraceError
-from autopar.ir.graph import Node, Origin, Value, map_values
+from autopar.ir.graph import Node, Value, map_values
 from autopar.ir.trace_alias import (
     NotFunctionalError,
     Ref,
@@ -27,9 +27,12 @@ from autopar.ir.trace_alias import (
     write,
     written_argument,
 )
+from autopar.ir.trace_decisions import MARK, Decision
 from autopar.ir.trace_grad import GradOracle, meta_call
 from autopar.ir.trace_names import Namer, base_name
 from autopar.ir.trace_origin import origin_of
+from autopar.ir.trace_regions import find_regions
+from autopar.ir.trace_special import SPECIAL, Mode, Unfit, region_of_data, results_of
 from autopar.ir.trace_spelling import IDENTITY, Target, canonical
 
 #: Checks that hold by construction once shapes and dtypes are fixed.
@@ -45,22 +48,6 @@ _CHECKS = (
 _RESHAPES_IN_PLACE = {"squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_"}
 
 
-@dataclass(frozen=True)
-class _Mode:
-    """The mode a node runs in. `autocast` is (device type, dtype), or None where it is off."""
-
-    grad: bool = True
-    autocast: tuple[str, torch.dtype] | None = None
-    origin: Origin = field(default_factory=Origin)
-
-
-@dataclass(frozen=True)
-class _Unfit:
-    """What a call gave that the IR cannot hold; an error only where something uses it."""
-
-    reason: str
-
-
 class Converter:
     """Reads fx graphs into `nodes`, a list of IR call nodes in execution order.
 
@@ -70,9 +57,10 @@ class Converter:
 
     def __init__(self, namer: Namer, autocast: tuple[str, torch.dtype] | None = None) -> None:
         self.nodes: list[Node] = []
+        self.decisions: list[Decision] = []
         self._namer = namer
         self._oracle = GradOracle()
-        self._mode = _Mode(autocast=autocast)
+        self.mode = Mode(autocast=autocast)
         self._detached: dict[str, Value] = {}
         self._memory_tracked = False
 
@@ -80,20 +68,27 @@ class Converter:
         """Walk one fx graph. `arguments` and the outputs are `Ref`s and constants."""
         env: dict[fx.Node, Any] = {}
         remaining = iter(arguments)
-        outer = self._mode
+        outer = self.mode
         if not self._memory_tracked:
             self._memory_tracked = any(_writes(n) for g in _graphs(module) for n in g.nodes)
+        regions = {node: r for r in find_regions(module.graph) for node in r.nodes}
         for node in module.graph.nodes:
+            if node in regions:
+                if node is regions[node].nodes[-1]:
+                    first = regions[node].nodes[0]
+                    self.mode = replace(self.mode, origin=origin_of(first.meta))
+                    region_of_data(self, module, regions[node], env)
+                continue
             match node.op:
                 case "placeholder":
                     env[node] = next(remaining)
                 case "get_attr":
                     env[node] = _attribute(module, node.target)
                 case "call_function":
-                    self._mode = replace(self._mode, origin=origin_of(node.meta))
+                    self.mode = replace(self.mode, origin=origin_of(node.meta))
                     env[node] = self._call_functionally(node, env)
                 case "output":
-                    self._mode = outer
+                    self.mode = outer
                     return list(pytree.tree_leaves(_substitute(node.args[0], env)))
                 case _:
                     raise TraceError(f"{node.op} {node.target}: not a node that export makes")
@@ -101,14 +96,14 @@ class Converter:
 
     def read(self, item: Any) -> Any:
         """The current `Value` of a ref; anything else as it is."""
-        if isinstance(item, _Unfit):
+        if isinstance(item, Unfit):
             raise TraceError(item.reason)
         if not isinstance(item, Ref):
             return item
         # A stale view is made again as it was made first, whatever mode it is read in.
-        outer, self._mode = self._mode, replace(self._mode, grad=True)
-        value = read(item, self._emit_one)
-        self._mode = outer
+        outer, self.mode = self.mode, replace(self.mode, grad=True)
+        value = read(item, self.emit_one)
+        self.mode = outer
         return value
 
     def emit(
@@ -121,7 +116,7 @@ class Converter:
         grads: Sequence[bool] | None = None,
     ) -> tuple[Value, ...]:
         """Add one call on values, with its results' names and (unless given) gradients."""
-        mode = self._mode
+        mode = self.mode
         if not mode.grad and op != "aten.detach.default":
             args, kwargs = map_values((args, dict(kwargs)), self._detach)
         call = Node(op, args, dict(kwargs))
@@ -137,7 +132,7 @@ class Converter:
         self.nodes.append(replace(call, results=results, origin=mode.origin, attrs=attrs))
         return results
 
-    def _emit_one(
+    def emit_one(
         self,
         op: str,
         args: tuple[Any, ...],
@@ -152,7 +147,7 @@ class Converter:
         if not value.grad:
             return value
         if value.name not in self._detached:
-            self._detached[value.name] = self._emit_one(
+            self._detached[value.name] = self.emit_one(
                 "aten.detach.default", (value,), {}, value.shape, value.dtype
             )
         return self._detached[value.name]
@@ -164,7 +159,7 @@ class Converter:
             return self._call(node, env)
         except NotFunctionalError as error:
             raise TraceError(
-                f"{self._where()}: {error} writes in place where the tracer cannot follow. "
+                f"{self.where()}: {error} writes in place where the tracer cannot follow. "
                 f"Write it out of place (y = f(x)), with slices, or with torch.where"
             ) from None
 
@@ -172,36 +167,33 @@ class Converter:
         target = node.target
         args, kwargs = _substitute((node.args, dict(node.kwargs)), env)
         if target is torch._C._set_grad_enabled:
-            self._mode = replace(self._mode, grad=args[0])
+            self.mode = replace(self.mode, grad=args[0])
             return None
         if getattr(target, "__name__", "") == "getitem" and not isinstance(args[0], Ref):
             return args[0][args[1]]
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._region(target, args, kwargs)
         op = str(target)
-        if op.startswith(_CHECKS):
+        if op == MARK:
+            self.decisions.append(Decision(self.read(args[0]), args[1], args[2]))
             return None
-        unfit = self._unfit(node)
-        if unfit:
-            return _Unfit(f"{self._where()}: {unfit}")
+        if op.startswith(_CHECKS) or (op == "aten.item.default" and not node.users):
+            return None
         if not isinstance(target, torch._ops.OpOverload):
-            raise TraceError(f"{self._where()}: {target} is not a tensor operator")
+            raise TraceError(f"{self.where()}: {target} is not a tensor operator")
         if op == "aten.detach_.default":
             op = "aten.detach.default"
         elif target._schema.is_mutable:
             return self._in_place(op, target, args, kwargs, node)
-        elif op == "aten.batch_norm.default" and args[5]:
-            return self._batch_norm(args, node)
-        elif op == "aten.instance_norm.default" and args[3] is not None and args[5]:
-            raise TraceError(
-                f"{self._where()}: instance_norm that tracks running statistics is not supported "
-                f"in training. Build the module with track_running_stats=False"
-            )
+        elif op in SPECIAL:
+            found = SPECIAL[op](self, args, kwargs, node)
+            if found is not None:
+                return found
         return self._generic(op, args, kwargs, node)
 
     def _generic(self, op: str, args: Any, kwargs: Any, node: fx.Node) -> Any:
-        fakes = self._results(node)
-        values, options = self._values((tuple(args), dict(kwargs)))
+        fakes = results_of(node)
+        values, options = self.values((tuple(args), dict(kwargs)))
         single = len(fakes) == 1 and not isinstance(node.meta["val"], (tuple, list))
         if single:
             first = next((n for n in node.args if isinstance(n, fx.Node)), None)
@@ -245,7 +237,7 @@ class Converter:
             steps = [ViewStep(op, values[1:], options, r.shape, r.dtype)]
         else:
             steps = pieces_of(op, values, options, list(results))
-        if not self._mode.grad:
+        if not self.mode.grad:
             steps = [replace(step, detached=True) for step in steps]
         return [parent.view(s, r) for s, r in zip(steps, results, strict=True)]
 
@@ -263,20 +255,20 @@ class Converter:
         """A call that writes to one operand: compute functionally, then write back."""
         place = written_argument(target)
         ref = kwargs.get("out") if place == "out" else args[0]
-        if not isinstance(ref, Ref):
+        if not isinstance(ref, Ref) or op.startswith(_RESIZES):
             raise NotFunctionalError(f"the operator {op}")
-        self._check_writable(ref)
+        self.check_writable(ref)
         if op.split(".")[1] in _RESHAPES_IN_PLACE:
             return self._generic(functional_name(target), args, kwargs, node)
         before: Value = self.read(ref)
-        values, options = self._values((tuple(args), dict(kwargs)))
-        if not self._mode.grad and any(self.read(r).grad for r in ref.lineage()):
+        values, options = self.values((tuple(args), dict(kwargs)))
+        if not self.mode.grad and any(self.read(r).grad for r in ref.lineage()):
             raise TraceError(
-                f"{self._where()}: writes in place, without gradient, to a tensor that carries "
+                f"{self.where()}: writes in place, without gradient, to a tensor that carries "
                 f"one. Write x = torch.where(...) or x = x + ... outside of no_grad instead"
             )
         options.pop("out", None)
-        write(ref, self._new_value(target, before, values, options), self._emit_one)
+        write(ref, self._new_value(target, before, values, options), self.emit_one)
         return ref
 
     def _new_value(
@@ -287,10 +279,10 @@ class Converter:
         name = str(target).split(".")[1]
         if name in ("fill_", "zero_") and not (len(values) > 1 and isinstance(values[1], Value)):
             fill = values[1] if len(values) > 1 else 0
-            return self._emit_one("aten.full_like.default", (before, fill), {}, shape, dtype)
+            return self.emit_one("aten.full_like.default", (before, fill), {}, shape, dtype)
         if name in ("fill_", "copy_"):
             new: Value = values[1]
-            if not self._mode.grad:
+            if not self.mode.grad:
                 new = self._detach(new)
         else:
             plain = functional_name(target)
@@ -301,14 +293,14 @@ class Converter:
                 made_shape, made_dtype = shape, dtype
             goal = Target(made_shape, made_dtype, torch.device("meta"), torch.device("meta"))
             call = canonical(plain, values, options, goal)
-            new = before if call is IDENTITY else self._emit_one(*call, made_shape, made_dtype)
+            new = before if call is IDENTITY else self.emit_one(*call, made_shape, made_dtype)
         if new.dtype != dtype:
-            new = self._emit_one("aten.to.dtype", (new, dtype), {}, new.shape, dtype)
+            new = self.emit_one("aten.to.dtype", (new, dtype), {}, new.shape, dtype)
         if new.shape != shape:
-            new = self._emit_one("aten.expand.default", (new, list(shape)), {}, shape, dtype)
+            new = self.emit_one("aten.expand.default", (new, list(shape)), {}, shape, dtype)
         return new
 
-    def _check_writable(self, ref: Ref) -> None:
+    def check_writable(self, ref: Ref) -> None:
         kind, target = ref.storage.kind, ref.storage.target
         advice = {
             "param": "Change parameters outside of forward",
@@ -318,40 +310,12 @@ class Converter:
         if kind in advice:
             noun = {"param": "parameter", "input": "input", "constant": "tensor"}[kind]
             raise TraceError(
-                f"{self._where()}: writes in place to the {noun} {target!r}. {advice[kind]}"
+                f"{self.where()}: writes in place to the {noun} {target!r}. {advice[kind]}"
             )
-
-    def _batch_norm(self, args: Any, node: fx.Node) -> Ref:
-        """Training batch norm, which writes its running statistics behind the schema's back."""
-        x, weight, bias, mean, var, _, momentum, eps = args[:8]
-        fake = self._results(node)[0]
-        stats = [self.read(r) for r in (mean, var)]
-        channels = (tuple(fake.shape[1:2]),) * 2
-        if mean is None:
-            factories = ("aten.zeros.default", "aten.ones.default")
-            dtype = fake.dtype if fake.dtype.itemsize >= 4 else torch.float32
-            options = {"dtype": dtype, "device": fake.device}
-            stats = [
-                self._emit_one(f, (list(s),), options, s, dtype)
-                for f, s in zip(factories, channels, strict=True)
-            ]
-        operands = self._values((x, weight, bias))
-        y, new_mean, new_var = self.emit(
-            "autopar.batch_norm_train",
-            (*operands, *stats, momentum, eps),
-            {},
-            [tuple(fake.shape), *channels],
-            [fake.dtype, stats[0].dtype, stats[1].dtype],
-            [self._mode.grad and any(o is not None and o.grad for o in operands), False, False],
-        )
-        if mean is not None:
-            write(mean, new_mean, self._emit_one)
-            write(var, new_var, self._emit_one)
-        return Ref.root(y)
 
     def _region(self, target: Any, args: Any, kwargs: Any) -> list[Any]:
         """A sub-graph that runs in another mode."""
-        outer = self._mode
+        outer = self.mode
         name = target.name() if callable(getattr(target, "name", None)) else str(target)
         if name == "wrap_with_set_grad_enabled":
             enabled, module, *rest = args
@@ -361,54 +325,32 @@ class Converter:
             inner = replace(outer, autocast=(device, dtype) if enabled else None)
         else:
             raise TraceError(
-                f"{self._where()}: the control-flow operator {name!r} is not supported. "
+                f"{self.where()}: the control-flow operator {name!r} is not supported. "
                 f"Write it with ordinary tensor operators"
             )
-        self._mode = inner
+        self.mode = inner
         outputs = self.run(module, rest)
-        self._mode = outer
+        self.mode = outer
         return outputs
 
     # Helpers.
 
-    def _values(self, tree: Any) -> Any:
+    def values(self, tree: Any) -> Any:
         """Every ref of a tree read, fx's immutable lists made plain ones."""
-        if isinstance(tree, _Unfit):
+        if isinstance(tree, Unfit):
             raise TraceError(tree.reason)
         if isinstance(tree, Ref):
             return self.read(tree)
         if isinstance(tree, tuple):
-            return tuple(self._values(item) for item in tree)
+            return tuple(self.values(item) for item in tree)
         if isinstance(tree, list):
-            return [self._values(item) for item in tree]
+            return [self.values(item) for item in tree]
         if isinstance(tree, dict):
-            return {key: self._values(item) for key, item in tree.items()}
+            return {key: self.values(item) for key, item in tree.items()}
         return tree
 
-    @staticmethod
-    def _results(node: fx.Node) -> list[torch.Tensor]:
-        """The fake results of a call."""
-        made = node.meta["val"]
-        return list(made) if isinstance(made, (tuple, list)) else [made]
-
-    def _unfit(self, node: fx.Node) -> str:
-        """Why the results of a call cannot be values of the IR ("" where they can)."""
-        made = node.meta.get("val")
-        for fake in made if isinstance(made, (tuple, list)) else [made]:
-            if not isinstance(fake, torch.Tensor):
-                return (
-                    f"{node.target} gives a number that depends on tensor values, and the graph "
-                    f"uses it. Keep it a tensor (no item, tolist or size of a result)"
-                )
-            if not all(isinstance(size, int) for size in fake.shape):
-                return (
-                    f"{node.target} gives a tensor whose shape depends on tensor values. "
-                    f"Use an operator with a fixed result, such as torch.where with a mask"
-                )
-        return ""
-
-    def _where(self) -> str:
-        return str(self._mode.origin)
+    def where(self) -> str:
+        return str(self.mode.origin)
 
 
 def _substitute(tree: Any, env: Mapping[fx.Node, Any]) -> Any:

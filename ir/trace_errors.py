@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 
 from torch import nn
@@ -43,6 +43,15 @@ _KNOWN = (
         "real tensors are mixed with the traced ones",
         "Make tensors inside forward, or register them with register_buffer",
     ),
+)
+
+#: The entries of `_KNOWN` that are about the values of tensors.
+_DATA_DEPENDENT = (_KNOWN[1][0], _KNOWN[2][0])
+#: Where transformers keeps which implementation of the experts a model runs.
+_EXPERTS = "_experts_implementation"
+_EXPERTS_WAY_OUT = (
+    "This experts code loops over the experts that were hit: build the model with "
+    "experts_implementation='batched_mm' or 'grouped_mm'"
 )
 
 
@@ -104,11 +113,12 @@ def _reason(chain: list[BaseException], frames: list[tuple[FrameType, int]]) -> 
             "depend on data",
             "Run the recurrent layer on the padded batch and mask its output",
         )
-    text = " ".join(f"{type(e).__name__}: {e}" for e in chain)
+    text = _text(chain)
     for marks, reason, way_out in _KNOWN:
         if any(mark in text for mark in marks):
-            experts = _experts(frames)
-            return reason, experts or way_out
+            if marks in _DATA_DEPENDENT and experts_module([frame for frame, _ in frames]):
+                way_out = _EXPERTS_WAY_OUT
+            return reason, way_out
     last = chain[0]
     lines = [line.strip() for line in str(last).splitlines() if line.strip()]
     summary = lines[0].rstrip(".") if lines else "no message"
@@ -118,15 +128,28 @@ def _reason(chain: list[BaseException], frames: list[tuple[FrameType, int]]) -> 
     )
 
 
-def _experts(frames: list[tuple[FrameType, int]]) -> str:
-    """The way out for a mixture of experts that loops over the experts that were hit."""
-    for frame, _ in frames:
-        owner = _first_argument(frame)
-        if isinstance(owner, nn.Module) and hasattr(
-            getattr(owner, "config", None), "_experts_implementation"
-        ):
-            return (
-                "This experts code loops over the experts that were hit: build the model with "
-                "experts_implementation='batched_mm' or 'grouped_mm'"
-            )
-    return ""
+def experts_module(frames: Sequence[FrameType]) -> nn.Module | None:
+    """The running module of experts whose implementation transformers lets one choose."""
+    found = (m for m in running_modules(frames) if hasattr(type(m), "_apply_gate"))
+    return next((m for m in found if hasattr(getattr(m, "config", None), _EXPERTS)), None)
+
+
+def running_modules(frames: Sequence[FrameType]) -> list[nn.Module]:
+    """The modules whose `forward` was running, the outermost first."""
+    owners = (_first_argument(f) for f in frames if f.f_code.co_name == "forward")
+    return [m for m in owners if isinstance(m, nn.Module)]
+
+
+def frames_of(error: BaseException) -> list[FrameType]:
+    """Every frame that an error went through, and those of its causes."""
+    return [frame for e in _chain(error) for frame, _ in _frames(e.__traceback__)]
+
+
+def is_data_dependent(error: BaseException) -> bool:
+    """Whether export stopped because something depends on the values of tensors."""
+    text = _text(list(_chain(error)))
+    return any(mark in text for marks in _DATA_DEPENDENT for mark in marks)
+
+
+def _text(chain: Sequence[BaseException]) -> str:
+    return " ".join(f"{type(e).__name__}: {e}" for e in chain)

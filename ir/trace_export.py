@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -18,11 +18,16 @@ from torch.utils import _pytree as pytree
 from autopar.ir.calling import CONSTANT_TYPES, children_of
 from autopar.ir.errors import TraceError
 from autopar.ir.trace_errors import explain
+from autopar.ir.trace_functions import functions_kept
+from autopar.ir.trace_random import python_draws_refused
+from autopar.ir.trace_replace import FunctionsReplaced
+from autopar.ir.trace_retry import Fallbacks
 from autopar.ir.trace_watch import (
     caches_off,
     changes_noted,
     checkpoints_noted,
-    no_custom_functions,
+    conversions_checked,
+    distributions_unchecked,
     random_state_kept,
     state_kept,
 )
@@ -54,6 +59,7 @@ def export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     example_args, example_kwargs = pytree.tree_map(
         lambda leaf: _on(leaf, device), (tuple(args), dict(kwargs))
     )
+    fallbacks = Fallbacks(model, args, kwargs)
     try:
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
@@ -62,14 +68,18 @@ def export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
             enter(torch.inference_mode(False))
             enter(torch.enable_grad())
             notes = list(enter(caches_off(model)))
-            enter(state_kept(model))
-            checkpointed = enter(checkpoints_noted(model))
-            enter(no_custom_functions())
-            enter(_outputs_checked(model))
-            program, state_notes = _settled_export(model, example_args, example_kwargs)
+            stack.callback(fallbacks.restore)
+            while True:
+                try:
+                    exported = _guarded_export(model, example_args, example_kwargs, fallbacks)
+                    break
+                except Exception as error:
+                    if not fallbacks.learn(error):
+                        raise
     except Exception as error:  # export lets any exception of the model through
         raise explain(error, model) from error
-    notes += state_notes
+    program, checkpointed, state_notes = exported
+    notes += state_notes + fallbacks.all_notes()
     notes += [
         f"{name or 'the model itself'}: checkpointed, traced as a plain call"
         for name in checkpointed
@@ -77,8 +87,31 @@ def export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return Exported(program, tuple(checkpointed), tuple(notes))
 
 
+def _guarded_export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fallbacks: Fallbacks
+) -> tuple[torch.export.ExportedProgram, list[str], list[str]]:
+    """One try: the program, what was checkpointed, and notes."""
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        enter(state_kept(model))
+        enter(fallbacks.prepared())
+        checkpointed = enter(checkpoints_noted(model))
+        enter(functions_kept())
+        enter(python_draws_refused())
+        enter(conversions_checked())
+        enter(distributions_unchecked())
+        enter(_outputs_checked(model))
+
+        def once() -> torch.export.ExportedProgram:
+            with fallbacks.active(), FunctionsReplaced():
+                return torch.export.export(model, args, kwargs, strict=False)
+
+        program, notes = _settled_export(model, once)
+    return program, checkpointed, notes
+
+
 def _settled_export(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: nn.Module, once: Callable[[], torch.export.ExportedProgram]
 ) -> tuple[torch.export.ExportedProgram, list[str]]:
     """Export, and again where `forward` changes Python data, to see whether that matters.
 
@@ -86,13 +119,13 @@ def _settled_export(
     step counter, would be frozen, and is refused with TraceError.
     """
     with changes_noted(model) as changes:
-        program = torch.export.export(model, args, kwargs, strict=False)
+        program = once()
     frozen = [change for change in changes if change.frozen]
     if frozen:
         for change in frozen:
             vars(change.module)[change.name] = change.new
         with changes_noted(model) as later:
-            again = torch.export.export(model, args, kwargs, strict=False)
+            again = once()
         moving = [change for change in later if change.frozen]
         if moving or _text(program) != _text(again):
             raise TraceError(

@@ -15,6 +15,7 @@ from autopar.ir.errors import TraceError
 from autopar.ir.graph import Graph, Node, Origin, Value
 from autopar.ir.trace_alias import Ref
 from autopar.ir.trace_convert import Converter
+from autopar.ir.trace_decisions import check_decisions, refuse_chance
 from autopar.ir.trace_names import Namer, source_name
 
 
@@ -83,7 +84,9 @@ class Reader:
             by_kind[node.op].append(node)
         sources = [node for nodes in by_kind.values() for node in nodes]
         calls = [self._mark_recomputed(node) for node in self._converter.nodes]
-        return Graph((*sources, *calls), tuple(results), tuple(updates))
+        graph = Graph((*sources, *calls), tuple(results), tuple(updates))
+        refuse_chance(graph, self._converter.decisions)
+        return check_decisions(graph, self._converter.decisions)
 
     # Sources.
 

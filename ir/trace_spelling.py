@@ -48,6 +48,7 @@ _DROPOUTS = {
     "aten.alpha_dropout.default",
     "aten.feature_alpha_dropout.default",
 }
+_CATS = {"aten.cat.default", "aten.concat.default", "aten.concatenate.default"}
 _EXPANDS = {"aten.expand.default", "aten.expand_as.default", "aten.broadcast_to.default"}
 _SQUEEZES = {"aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"}
 _FACTORIES = {
@@ -85,6 +86,9 @@ def canonical(
     op = _RENAMED.get(op, op)
     args = tuple(args)
     kwargs = {k: v for k, v in kwargs.items() if v is not None and k not in _MEMORY_ARGUMENTS}
+    if op in _CATS and len(target.shape) != 1:
+        # An empty tensor of one dimension goes with any others, a left-over of old PyTorch.
+        args = ([v for v in args[0] if v.shape != (0,)], *args[1:])
     first = args[0] if args and isinstance(args[0], Value) else None
     if op in _FACTORIES:
         options = {"dtype": target.dtype, "device": target.device}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributions
 import torch.utils.checkpoint
 from torch import nn
 
@@ -24,8 +24,6 @@ from autopar.ir.errors import TraceError
 _MODULE_FIELDS = frozenset(vars(nn.Module())) - {"training"}
 _SCALARS = (int, float, complex, bool, str, bytes, type(None))
 _Absent = object()
-#: Where PyTorch keeps the functions that stand for operators' own backwards, which are not lost.
-_INTERNAL_FUNCTIONS = ("torch._library.", "torch._higher_order_ops.", "torch._functorch.")
 
 
 @contextlib.contextmanager
@@ -61,30 +59,6 @@ def random_state_kept() -> Iterator[None]:
     """Leave the random number generators of the CPU and of used GPUs as they were."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
-        yield
-
-
-@contextlib.contextmanager
-def no_custom_functions() -> Iterator[None]:
-    """Refuse custom autograd functions: export keeps their forward and drops their backward."""
-    original = torch.autograd.function._is_setup_context_defined
-
-    def watched(setup_context: Any) -> bool:
-        # `apply` may have been bound long ago, so the class is taken from its running frame.
-        frame = sys._getframe(1)
-        cls, args = frame.f_locals.get("cls"), frame.f_locals.get("args", ())
-        if cls is None or cls.__module__.startswith(_INTERNAL_FUNCTIONS):
-            return original(setup_context)
-        differentiable = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-        if differentiable and torch.is_grad_enabled():
-            raise TraceError(
-                f"the backward of the custom autograd function {cls.__name__!r} would be lost in "
-                f"the trace. Write its forward with differentiable operators, or make it a custom "
-                f"operator with torch.library.custom_op and register_autograd"
-            )
-        return original(setup_context)
-
-    with mock.patch.object(torch.autograd.function, "_is_setup_context_defined", watched):
         yield
 
 
@@ -132,6 +106,43 @@ def _checkpointed(function: Callable[..., Any], paths: dict[int, str]) -> str:
         if id(owner) in paths:
             return paths[id(owner)]
     return getattr(function, "__qualname__", type(function).__name__)
+
+
+@contextlib.contextmanager
+def conversions_checked() -> Iterator[None]:
+    """Let `module.to(…)` in forward pass where it changes nothing; refuse it where it does."""
+
+    def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            converted = dtype is not None and (tensor.is_floating_point() or tensor.is_complex())
+            if converted and tensor.dtype != dtype:
+                raise TraceError(
+                    f"forward converts {name!r} of a {type(module).__name__} from {tensor.dtype} "
+                    f"to {dtype}. Convert the module before it is compiled, or convert the tensor "
+                    f"where it is used"
+                )
+            if device is not None and tensor.device.type not in (device.type, "meta"):
+                raise TraceError(
+                    f"forward moves {name!r} of a {type(module).__name__} to {device}. Move the "
+                    f"module before it is compiled"
+                )
+        return module
+
+    with mock.patch.object(nn.Module, "to", to):
+        yield
+
+
+@contextlib.contextmanager
+def distributions_unchecked() -> Iterator[None]:
+    """Without the checks of `torch.distributions`, which look at the values of tensors."""
+    kind = torch.distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
 
 
 @dataclass(frozen=True)

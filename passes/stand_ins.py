@@ -40,9 +40,26 @@ def _constrain(x: Tensor) -> Tensor:
     return x
 
 
+def _checked(x: Tensor, *_: Any) -> Tensor:
+    return x.view_as(x)
+
+
+def _as_strided(x: Tensor, size: list[int], stride: list[int], offset: int) -> Tensor:
+    return torch.as_strided(x.contiguous(), size, stride, offset)
+
+
+def _as_strided_scatter(
+    x: Tensor, piece: Tensor, size: list[int], stride: list[int], offset: int
+) -> Tensor:
+    return torch.as_strided_scatter(x.contiguous(), piece, size, stride, offset)
+
+
 _STAND_INS: dict[str, Callable[..., Any]] = {
+    "autopar.as_strided": _as_strided,
+    "autopar.as_strided_scatter": _as_strided_scatter,
     "autopar.addmm_nd": _addmm_nd,
     "autopar.batch_norm_train": _batch_norm_train,
+    "autopar.checked": _checked,
     "autopar.constrain": _constrain,
 }
 

@@ -18,6 +18,7 @@ from autopar.ir.text import print_graph
 from autopar.ir.trace import Program, trace
 from autopar.ir.trace_grad import overload
 from autopar.ir.verify import verify_graph
+from autopar.runtime.operators import resolve
 
 
 def _addmm_nd(bias: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -29,7 +30,13 @@ def _batch_norm_train(x: Any, w: Any, b: Any, mean: Any, var: Any, momentum: flo
     return F.batch_norm(x, mean, var, w, b, True, momentum, eps), mean, var
 
 
-_OWN = {"autopar.addmm_nd": _addmm_nd, "autopar.batch_norm_train": _batch_norm_train}
+_OWN = {
+    "autopar.addmm_nd": _addmm_nd,
+    "autopar.as_strided": resolve("autopar.as_strided"),
+    "autopar.as_strided_scatter": resolve("autopar.as_strided_scatter"),
+    "autopar.batch_norm_train": _batch_norm_train,
+    "autopar.checked": resolve("autopar.checked"),
+}
 
 
 def call(node: Node, values: dict[str, torch.Tensor]) -> list[Any]:

@@ -1,5 +1,6 @@
 """Operator rules in families; `rule_for` finds the one of a call."""
 
+from autopar.ir import discovered  # noqa: F401  (asked last of all)
 from autopar.ir.rules import (  # noqa: F401  (imported for the rules they register)
     addmm_nd,
     attention,
@@ -11,6 +12,8 @@ from autopar.ir.rules import (  # noqa: F401  (imported for the rules they regis
     dropout,
     embedding,
     extremum,
+    fourier,
+    gated,
     indexing,
     joining,
     loss,
@@ -18,12 +21,15 @@ from autopar.ir.rules import (  # noqa: F401  (imported for the rules they regis
     norm,
     pointwise,
     pooling,
+    recurrent,
     reduction,
     reshape,
     scattering,
     softmax,
     sorting,
+    strided,
     views,
+    whole,
 )
 from autopar.ir.rules.registry import register, register_fallback, registered, rule_for
 

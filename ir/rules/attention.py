@@ -46,8 +46,12 @@ def _attention(node: Node) -> Rule:
         factor_sizes=sizes,
         assist="autopar.scaled_dot_product_attention" if dropout else None,
         always_assist=dropout,
+        # A block of no key heads does not know how many query heads share one.
+        filled=("h",) if dropout and sizes else (),
     )
     size = {f.name: f.size for f in rule.factors}
     scores = math.prod(query.shape[:-1]) * size["s"]
     # Both matrix products: a multiply and an add per point.
-    return replace(rule, flops=2 * scores * (size["k"] + size["v"]))
+    flops = 2 * scores * (size["k"] + size["v"])
+    # The scores are not kept: the backward exponentiates them again.
+    return replace(rule, flops=flops, special=(scores, scores))

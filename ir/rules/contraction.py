@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from autopar.ir.declare import declare
 from autopar.ir.graph import Node
-from autopar.ir.rule import Rule
+from autopar.ir.rule import Assist, Rule
 from autopar.ir.rules.arguments import bind, floating
 from autopar.ir.rules.registry import register
 
@@ -147,6 +147,7 @@ def bilinear(node: Node) -> Rule:
         linear=floating(node, *groups),
         joins=(3,) if biased else (),
         flops_per_point=_MULTIPLY_ADD,
+        filled=("i", "j"),
     )
 
 
@@ -186,8 +187,10 @@ def _einsum_term(term: str) -> str:
 def grouped_mm(node: Node) -> Rule | None:
     """``x [t, k]`` in groups of rows, each with its own matrix of ``w [e, k, n]``, to ``[t, n]``.
 
-    Rows and groups are whole: where a group begins is known only at run time. PyTorch's kernel
-    wants rows of whole 16 bytes, so the last elements of a row stay together.
+    Where a group ends is known only at run time, and every rank is told of all groups. Then rows
+    may be split, and so may the matrices: a rank makes the rows of its own groups and leaves zeros
+    for the others. PyTorch's kernel wants rows of whole 16 bytes, so the last elements of a row
+    stay together.
     """
     if [len(v.shape) for v in node.operands] != [2, 3, 1]:
         return None
@@ -197,8 +200,11 @@ def grouped_mm(node: Node) -> Rule | None:
         return None
     rule = declare(
         node,
-        "t (k lanes), e (k lanes) (n columns), e -> t (n columns)",
-        whole=["t", "e", "lanes", "columns"],
+        "t (k lanes), e (k lanes) (n columns), ends -> t (n columns)",
+        whole=["ends", "lanes", "columns"],
+        filled=["k", "t", "e"],
+        assisted={"t": Assist(), "e": Assist()},
+        assist="autopar.grouped_mm" if node.op.startswith("aten.") else "autopar.grouped_mm_each",
         factor_sizes={"lanes": lanes, "columns": lanes},
     )
     return replace(rule, flops=_MULTIPLY_ADD * x.numel * weight.shape[2])

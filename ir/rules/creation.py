@@ -56,3 +56,9 @@ RANGES = (
 def _position_dependent(node: Node) -> Rule:
     _, name, overload = node.op.split(".")
     return declare(node, "-> b*", assisted={"b": Assist()}, assist=f"autopar.{name}_{overload}")
+
+
+@register("aten.tril_indices.default", "aten.triu_indices.default")
+def _triangle_indices(node: Node) -> Rule:
+    """Rows and columns of the entries of a triangle, whole."""
+    return declare(node, "-> two entries", whole=("two", "entries"))

@@ -7,6 +7,8 @@ ranks share, per sample, the largest logit, the sum of exponentials and the targ
 
 from __future__ import annotations
 
+import torch
+
 from autopar.ir.declare import declare
 from autopar.ir.graph import Node
 from autopar.ir.rule import Assist, Rule
@@ -59,13 +61,17 @@ def _class_loss(node: Node, probabilities: bool, rounds: int) -> Rule:
         {"self": logits, "target": logits if probabilities else sample, "weight": "c"},
     )
     reduction = call["reduction"]
-    # The count that a mean divides by is one number, shared once.
-    counted = Assist(forward=0 if probabilities else 1) if reduction == MEAN else None
+    # What a mean divides by is one number, shared once: how many samples count, or their weight.
+    itemsize = torch.int64.itemsize if call["weight"] is None else None
+    shared = Assist(forward=0 if probabilities else 1, itemsize=itemsize)
+    counted = shared if reduction == MEAN else None
     if call["weight"] is not None:
         rounds += 1
     classes = Assist(forward=rounds, over=tuple(samples), absent="I")
     assisted = {"c": classes} | ({"n": counted, "d": counted} if counted else {})
     name = node.op.split(".")[1]
+    # A cross entropy is a log_softmax, whose result it keeps, and what picks from it.
+    normalises = name == "cross_entropy_loss"
     return declare(
         node,
         f"{left} -> {sample if reduction == NONE else ''}",
@@ -73,6 +79,8 @@ def _class_loss(node: Node, probabilities: bool, rounds: int) -> Rule:
         assisted=assisted,
         assist=f"autopar.{name}",
         flops_per_point=FLOPS,
+        special_per_point=(1, 1) if normalises else (0, 0),
+        inner=(logits.split(),) if normalises else (),
     )
 
 

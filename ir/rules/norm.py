@@ -10,7 +10,7 @@ from __future__ import annotations
 from autopar.ir.declare import declare
 from autopar.ir.graph import Node
 from autopar.ir.rule import Assist, Rule
-from autopar.ir.rules.arguments import bind, dim_names, operand_terms
+from autopar.ir.rules.arguments import bind, dim_names, notation, operand_terms
 from autopar.ir.rules.registry import register
 
 #: Operations per element: two passes for the statistics, then shift, scale and affine map.
@@ -58,3 +58,18 @@ def _instance_norm(node: Node) -> Rule | None:
         return None
     left = operand_terms(node, {"input": "b c s*", "weight": "c", "bias": "c"})
     return declare(node, f"{left} -> b c s*", whole=("s",), flops_per_point=FLOPS)
+
+
+@register("aten._weight_norm.default")
+def _weight_norm(node: Node) -> Rule:
+    """``v`` scaled to the norms ``g``, one for each index of a dimension, which may be split."""
+    v, g = node.operands
+    dims = dim_names(len(v.shape), "d")
+    # Dimension -1 means one norm for all of it.
+    kept = bind(node)["dim"]
+    own = ["1"] * len(g.shape)
+    whole = list(dims)
+    if kept >= 0 and len(g.shape) == len(v.shape):
+        own[kept] = dims[kept]
+        whole.remove(dims[kept])
+    return declare(node, notation([dims, own], [dims]), whole=whole, flops_per_point=4)

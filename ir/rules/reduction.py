@@ -29,6 +29,7 @@ def sum_of_function(node: Node) -> Rule:
 
 @register(
     "aten.kthvalue.default",
+    "aten.linalg_norm.default",
     "aten.linalg_vector_norm.default",
     "aten.median.default",
     "aten.median.dim",

@@ -11,6 +11,8 @@ RuleFunction = Callable[[Node], Rule | None]
 
 _TABLE: dict[str, RuleFunction] = {}
 _FALLBACKS: list[RuleFunction] = []
+_USERS: dict[str, RuleFunction] = {}
+_LAST_RESORTS: list[RuleFunction] = []
 
 
 def register(*ops: str) -> Callable[[RuleFunction], RuleFunction]:
@@ -35,6 +37,19 @@ def register_fallback(fn: RuleFunction) -> RuleFunction:
     return fn
 
 
+def register_last_resort(fn: RuleFunction) -> RuleFunction:
+    """Declare what is asked about operators that neither a table nor a fallback knows."""
+    _LAST_RESORTS.append(fn)
+    return fn
+
+
+def register_users(op: str, fn: RuleFunction | None) -> None:
+    """Declare a user's rule of an operator, or take it back; it goes before the fallbacks."""
+    _USERS.pop(op, None)
+    if fn is not None:
+        _USERS[op] = fn
+
+
 def registered() -> dict[str, RuleFunction]:
     """Every declared operator with its rule function, in alphabetical order."""
     return dict(sorted(_TABLE.items()))
@@ -42,7 +57,8 @@ def registered() -> dict[str, RuleFunction]:
 
 def rule_for(node: Node) -> Rule:
     """The rule of a call; an operator without one is opaque (everything Invariant)."""
-    fns = [_TABLE[node.op]] if node.op in _TABLE else _FALLBACKS
+    named = _USERS.get(node.op) or _TABLE.get(node.op)
+    fns = [named] if named is not None else [*_FALLBACKS, *_LAST_RESORTS]
     rule = next((rule for rule in (fn(node) for fn in fns) if rule is not None), None)
     if rule is None:
         return opaque_rule(

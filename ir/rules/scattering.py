@@ -123,3 +123,30 @@ def scatter(node: Node) -> Rule | None:
         linear=floating(node, *linear),
         joins=(0,) if adds else (),
     )
+
+
+@register("aten.masked_scatter.default")
+def masked_scatter(node: Node) -> Rule:
+    """``x`` with the entries under a mask taken from ``source`` in order, all of it whole.
+
+    Trailing dimensions of one mask for all entries are moved in whole rows, so they may be split.
+    """
+    x, mask, source = node.operands
+    rank, width = len(x.shape), len(source.shape)
+    dims = dim_names(rank, "d")
+    shown = dims[rank - len(mask.shape) :]
+    read = [f"source{d}" for d in range(width)]
+    rows = 0
+    while (
+        rows < min(rank, width)
+        and (rows >= len(mask.shape) or mask.shape[-1 - rows] == 1)
+        and x.shape[-1 - rows] == source.shape[-1 - rows]
+    ):
+        rows += 1
+        read[-rows] = dims[-rows]
+    return declare(
+        node,
+        notation([dims, shown, read], [dims]),
+        whole=[*dims[: rank - rows], "source"],
+        linear=floating(node, (0, 2)),
+    )

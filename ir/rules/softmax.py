@@ -35,4 +35,6 @@ def _softmax(node: Node) -> Rule:
         assisted={"c": Assist(forward=2, backward=1, over=over)},
         assist=f"autopar.{name.lstrip('_')}_{overload}",
         flops_per_point=FLOPS,
+        # The gradient of the logarithm takes the exponentials again.
+        special_per_point=(1, 1 if "log" in name else 0),
     )

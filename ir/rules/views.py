@@ -121,10 +121,13 @@ def slice_(node: Node) -> Rule:
 
 
 @register("aten.narrow.default", "aten.unfold.default")
-def narrow(node: Node) -> Rule:
+def narrow(node: Node) -> Rule | None:
+    """A number, which `unfold` takes for a vector of one, has no rule."""
     arguments = bind(node)
     dim = arguments["dimension" if node.op == "aten.unfold.default" else "dim"]
     dims = dim_names(len(node.operands[0].shape), "d")
+    if not dims:
+        return None
     at = normal_dim(dim, len(dims))
     window = ["window"] if node.op == "aten.unfold.default" else []
     return declare(
@@ -275,7 +278,7 @@ def view_as_complex(node: Node) -> Rule:
 def pixel_shuffle(node: Node) -> Rule:
     """``[…, c·r·r, h, w] -> […, c, h·r, w·r]``."""
     height, width = node.operands[0].shape[-2:]
-    up = node.results[0].shape[-1] // width
+    up = bind(node)["upscale_factor"]
     return declare(
         node,
         "b* (c r q) h w -> b* c (h r) (w q)",
@@ -288,11 +291,12 @@ def pixel_shuffle(node: Node) -> Rule:
 @register("aten.pixel_unshuffle.default")
 def pixel_unshuffle(node: Node) -> Rule:
     """``[…, c, h·r, w·r] -> […, c·r·r, h, w]``."""
-    down = node.operands[0].shape[-1] // node.results[0].shape[-1]
+    height, width = node.results[0].shape[-2:]
+    down = bind(node)["downscale_factor"]
     return declare(
         node,
         "b* c (h r) (w q) -> b* (c r q) h w",
         whole=["r", "q"],
-        factor_sizes={"r": down, "q": down},
+        factor_sizes={"r": down, "q": down, "h": height, "w": width},
         linear=floating(node, (0,)),
     )

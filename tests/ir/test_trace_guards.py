@@ -197,10 +197,11 @@ bound_early = Straight.apply
 
 
 @pytest.mark.parametrize("apply", [lambda h: Straight.apply(h), bound_early], ids=["now", "early"])
-def test_custom_backward_is_refused_by_name(apply):
-    says = refusal(lambda m, x: apply(m.fc(x)))
-    assert "custom autograd function 'Straight'" in says and "test_trace_guards.py:" in says
-    assert "register_autograd" in says
+def test_custom_backward_is_kept(apply):
+    program = check_same(Apply(lambda m, x: apply(m.fc(x))), example())
+    (call,) = [n for n in program.graph.calls if n.op.startswith("autopar_whole.")]
+    assert call.op.startswith("autopar_whole.Straight_")
+    assert "test_trace_guards.py" in call.origin.file
 
 
 def test_custom_function_without_gradient_is_traced():
@@ -217,11 +218,6 @@ class Branch(nn.Linear):
         if h.sum() > 0:  # here
             h = h * 2
         return h
-
-
-class Number(nn.Linear):
-    def forward(self, x):
-        return super().forward(x) * x.sum().item()  # here
 
 
 class Indexed(nn.Linear):
@@ -243,15 +239,16 @@ class Shapes(nn.Linear):
     ("kind", "says"),
     [
         (Branch, "a Python decision or a size depends on the values of a tensor"),
-        (Number, "aten.item.default gives a number that depends on tensor values"),
-        (Indexed, "aten.index.Tensor gives a tensor whose shape depends on tensor values"),
+        (Indexed, "aten.index.Tensor depends on the values of tensors, and so does what the model"),
         (Numpy, "a tensor leaves PyTorch for numpy"),
         (Shapes, "torch.export failed with RuntimeError: "),
     ],
 )
 def test_failure_names_module_line_and_reason(kind, says):
     with pytest.raises(TraceError) as raised:
-        trace(nn.Sequential(kind(8, 8)), (example().float(),))
+        # On the meta device there is no data by which a decision could be frozen.
+        device = "meta" if kind is Branch else "cpu"
+        trace(nn.Sequential(kind(8, 8)).to(device), (example().float(),))
     message = str(raised.value)
     lines = inspect.getsource(kind).splitlines()
     line = inspect.getsourcelines(kind)[1] + next(i for i, t in enumerate(lines) if "# here" in t)
@@ -294,19 +291,6 @@ def test_cache_in_the_output_names_use_cache():
     with pytest.raises(TraceError, match="use_cache=False"):
         trace(model, (), {**call, "use_cache": True})
     assert model.config.use_cache is True
-
-
-def test_looping_experts_name_the_setting():
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-                           num_attention_heads=4, num_key_value_heads=2, vocab_size=32,
-                           num_local_experts=4, use_cache=False,
-                           experts_implementation="eager")  # fmt: skip
-    with pytest.raises(TraceError) as raised:
-        trace(MixtralForCausalLM(config), (torch.randint(2, 32, (2, 6)),))
-    says = str(raised.value)
-    assert says.startswith("model.layers.0.mlp.experts (") and "experts_implementation=" in says
 
 
 def test_captured_tensor_with_gradient_is_refused():

@@ -97,6 +97,11 @@ _ENDS = torch.tensor([6, 16], dtype=torch.int32)
 _GROUPED = (
     Sample("aten._grouped_mm.default", (_ROWS, _WEIGHTS), {"offs": _ENDS}),
     Sample("transformers.grouped_mm_fallback.default", (normal(16, 12), normal(2, 12, 6), _ENDS)),
+    Sample(
+        "transformers.grouped_mm_fallback.default",
+        (normal(12, 4), normal(12, 4, 6), torch.tensor([0, 0, 2, 5, 5, 6, 6, 6, 9, 11, 12, 12])),
+        label="groups without rows",
+    ),
 )
 
 SAMPLES = (*_LINEAR, *_MATMUL, *_PRODUCTS, *_SUMS, *_EINSUMS, *_GROUPED)

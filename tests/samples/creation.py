@@ -29,4 +29,6 @@ SAMPLES = (
     Sample("aten.full_like.default", (_pattern, 3.0)),
     Sample("aten.empty_like.default", (_pattern,), unspecified=True),
     Sample("aten.scalar_tensor.default", (3.0,), unsplit=True),
+    Sample("aten.tril_indices.default", (3, 3, -1), unsplit=True),
+    Sample("aten.triu_indices.default", (4, 3), unsplit=True),
 )

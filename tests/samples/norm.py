@@ -34,4 +34,7 @@ SAMPLES = (
         label="with running statistics",
         unsplit=True,
     ),
+    Sample("aten._weight_norm.default", (normal(12, 4, 3), positive(12, 1, 1), 0)),
+    Sample("aten._weight_norm.default", (normal(4, 4, 12), positive(1, 1, 12), 2), label="last"),
+    Sample("aten._weight_norm.default", (normal(4, 12), positive(), -1), label="all", unsplit=True),
 )  # fmt: skip

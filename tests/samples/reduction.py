@@ -43,5 +43,6 @@ SAMPLES = (
     Sample("aten.cummin.default", (normal(4, 12), 0)),
     Sample("aten.histc.default", (positive(12, 4, grad=False), 5, 0, 1)),
     Sample("aten.histc.default", (positive(12, grad=False), 5), label="range found", unsplit=True),
+    Sample("aten.linalg_norm.default", (normal(12, 4), None, [1], True)),
     Sample("aten.trace.default", (normal(4, 4),), unsplit=True),
 )

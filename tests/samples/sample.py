@@ -28,6 +28,8 @@ class Sample:
         nothing of this call may be split (without it, something must be)
     unspecified:
         the values of the results mean nothing (`empty`); only their shapes are compared
+    strided:
+        the ranks' tensors lie in memory with gaps
     """
 
     op: str
@@ -36,6 +38,7 @@ class Sample:
     label: str = ""
     unsplit: bool = False
     unspecified: bool = False
+    strided: bool = False
 
     @property
     def name(self) -> str:

@@ -101,4 +101,10 @@ SAMPLES = (
         label="largest",
     ),
     Sample("aten.scatter.value", (normal(), 0, integers(1), 1.5), label="scalar", unsplit=True),
+    Sample(
+        "aten.masked_scatter.default",
+        (normal(2, 4, 12), booleans(2, 4, 1), normal(2, 4, 12)),
+        label="rows",
+    ),
+    Sample("aten.masked_scatter.default", (normal(4, 6), booleans(4, 6), normal(30)), unsplit=True),
 )
