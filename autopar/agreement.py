@@ -9,8 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from autopar.calls import entry_changes
+from autopar.ir.calling import Entry
 from autopar.ir.errors import AutoparError, DesyncError
+from autopar.ir.layout import Layout
 from autopar.runtime.groups import RankContext
 
 
@@ -51,6 +55,29 @@ def require_equal(context: RankContext, digest: str, what: str, way_out: str) ->
     if len(groups) > 1:
         sides = ", ".join(f"ranks {ranks} hold {d[:12]}" for d, ranks in groups.items())
         raise DesyncError(f"{what} differs between ranks: {sides}; {way_out}")
+
+
+def require_equal_calls(
+    context: RankContext, entries: tuple[Entry, ...] | None, error: Exception | None
+) -> None:
+    """Raise on every rank unless all were called alike: as `share_outcome`, or a DesyncError.
+
+    entries:
+        what this rank was called with (`flatten_call`); None where `error` says that it could
+        not be read
+    """
+    told = None if error is None else f"{type(error).__name__}: {error}"
+    everywhere = gather(context, (told, entries))
+    if error is not None:
+        raise error
+    for rank, (failure, theirs) in enumerate(everywhere):
+        if failure is not None:
+            raise DesyncError(f"checking the call: rank {rank} failed with {failure}")
+        for path, first, now in entry_changes(everywhere[0][1], theirs):
+            raise DesyncError(
+                f"{path}: rank 0 was called with {first}, rank {rank} with {now}; all ranks make "
+                "the same calls"
+            )
 
 
 def from_first_rank(context: RankContext, make: Callable[[], Any], stage: str) -> Any:
@@ -109,6 +136,24 @@ def tensor_digest(tensor: Tensor) -> str:
     head = f"{tensor.dtype}{list(tensor.shape)}".encode()
     body = tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(head + body).hexdigest()
+
+
+def piece_digest(tensor: Tensor, layout: Layout | None, context: RankContext) -> dict[str, str]:
+    """One entry: which piece of an input a rank was given -> the digest of its contents.
+
+    layout:
+        how the whole is divided, where a plain tensor is a piece; None where it is the whole
+    """
+    here = context.coordinates
+    if isinstance(tensor, DTensor):
+        named = zip(context.mesh.names, tensor.placements, strict=False)
+        part = str([(str(p), here[axis]) for axis, p in named if p.is_shard()])
+        tensor = tensor.to_local()
+    elif layout is not None:
+        part = str([context.mesh.index(here, axes) for axes in layout.dims])
+    else:
+        part = "whole"
+    return {part: tensor_digest(tensor)}
 
 
 def require_equal_inputs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from autopar.passes.choices import rules_of
 from autopar.passes.device import Device, device_for
 from autopar.passes.hints import Hint
 from autopar.passes.memory_limit import MemoryLimit
+from autopar.passes.overlap import NOTHING_HIDDEN, Hiding
 from autopar.passes.place_hints import Placed
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import MODES, OUTPUTS
@@ -40,6 +42,9 @@ from autopar.plan_check import check_plan, source_label, source_type
 from autopar.plans import Plan
 from autopar.report import make_rows
 from autopar.sharding import make_hint, module_hints
+
+#: How the text of a graph names a device.
+_DEVICES = re.compile(r'device\("[^"]*"\)')
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,8 @@ def place_program(program: Program, model: nn.Module, request: Request) -> Trace
     )
     text = print_graph(placed.graph)
     hints = sorted(f"{name} {fix}" for name, fix in placed.fixes.items())
-    digest = hashlib.sha256("\n".join([text, *hints]).encode()).hexdigest()
+    # Where the model was traced does not matter: operators that name a device are told another.
+    digest = hashlib.sha256(_DEVICES.sub("device", "\n".join([text, *hints])).encode()).hexdigest()
     return Traced(program, placed, rules_of(placed.graph), digest)
 
 
@@ -184,8 +190,15 @@ def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | N
         pinned=pinned,
         limit=request.limit,
     )
+    solution = searched.solution
     return describe_plan(
-        traced, request, searched.assignment, mode, searched.solution.cost, searched.solution.bound
+        traced,
+        request,
+        searched.assignment,
+        mode,
+        solution.cost,
+        solution.bound,
+        searched.hiding,
     )
 
 
@@ -196,10 +209,12 @@ def describe_plan(
     mode: str,
     seconds: float,
     bound: float,
+    hiding: Hiding = NOTHING_HIDDEN,
 ) -> Plan:
     """The plan of an assignment, with its rows for reading."""
     graph = traced.graph
-    partitioned = pipeline.lower(graph, assignment, request.device)
+    # What each operator needs by itself; the buckets that run instead belong to no operator.
+    partitioned = pipeline.partitioned(graph, assignment, request.device)
     prices = DevicePrices(assignment.mesh, request.device)
     labels = {n.name: source_label(n) for n in graph.nodes if n.is_source}
     return Plan(
@@ -214,13 +229,15 @@ def describe_plan(
         assignment=assignment,
         seconds=seconds,
         bound=bound,
+        gradients=hiding.gradients,
+        hidden=hiding.hidden,
         rows=make_rows(
             graph, partitioned, traced.rules, assignment, prices, f"outputs={request.outputs!r}"
         ),
         notes=(
             *traced.program.notes,
             *_hint_notes(traced.placed, mode),
-            *_unsplit_notes(graph, traced.rules),
+            *_rule_notes(graph, traced.rules),
         ),
     )
 
@@ -233,16 +250,22 @@ def _hint_notes(placed: Placed, mode: str) -> list[str]:
     return placed.notes
 
 
-def _unsplit_notes(graph: Graph, rules: Mapping[str, Rule]) -> list[str]:
-    """One note per unknown operator: it runs whole on every rank."""
-    where: dict[str, list[str]] = {}
+def _rule_notes(graph: Graph, rules: Mapping[str, Rule]) -> list[str]:
+    """Per operator outside of the compiler's table: how it may be split, or why it is not."""
+    where: dict[tuple[str, bool, str], list[str]] = {}
     for node in graph.calls:
-        if rules[node.name].opaque:
-            where.setdefault(node.op, []).append(str(node.origin))
-    return [
-        f"{op} has no rule: it runs whole on every rank ({len(places)} calls, first in {places[0]})"
-        for op, places in where.items()
-    ]
+        rule = rules[node.name]
+        if rule.opaque or rule.note:
+            where.setdefault((node.op, rule.opaque, rule.note), []).append(str(node.origin))
+    notes = []
+    for (op, opaque, note), places in where.items():
+        calls = f"({len(places)} calls, first in {places[0]})"
+        if opaque:
+            reason = f": {note}" if note else ""
+            notes.append(f"{op} has no rule: it runs whole on every rank {calls}{reason}")
+        else:
+            notes.append(f"{op} may be split by a rule that is not the compiler's {calls}: {note}")
+    return notes
 
 
 def lower_plan(traced: Traced, plan: Plan, request: Request) -> Graph:

@@ -12,17 +12,16 @@ from typing import Any
 from torch import Tensor
 
 from autopar.ir.mesh import Mesh
-from autopar.runtime.groups import Group, RankContext
+from autopar.runtime.groups import Group, Landing, RankContext
 from autopar.runtime.operators import resolve
 
 
 def dry_context(mesh: Mesh) -> RankContext:
-    """The last rank of a mesh, alone: its collectives allocate what real ones do, and send nothing.
+    """The first rank of a mesh, alone: collectives allocate what real ones do, and send nothing.
 
-    The last rank holds the most: where the first of a group keeps a value and the others have
-    zeros in its place, it makes the zeros.
+    The first rank's pieces are the largest.
     """
-    return RankContext(mesh, mesh.size - 1, _DryTransport(mesh))
+    return RankContext(mesh, 0, _DryTransport(mesh))
 
 
 def dry_operators(mesh: Mesh) -> Callable[[str], Callable[..., Any]]:
@@ -49,12 +48,16 @@ class _DryTransport:
         pass
 
     def connect(self, axes: tuple[str, ...]) -> Group:
-        size = self.mesh.axis_size(*axes)
-        return _DryGroup(axes, size, size - 1)
+        return _DryGroup(axes, self.mesh.axis_size(*axes), 0)
 
 
 class _DryGroup(Group):
     """What each collective returns, as far as its shape goes."""
+
+    @property
+    def is_first(self) -> bool:
+        """Where the first rank keeps a value the others make zeros, which is what costs memory."""
+        return False
 
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
         return x.new_zeros(x.shape)
@@ -67,3 +70,9 @@ class _DryGroup(Group):
 
     def _all_to_all(self, pieces: Tensor, dims: tuple[int, int]) -> Tensor:
         return pieces.new_zeros(pieces.shape)
+
+    def _start_all_reduce(self, x: Tensor) -> Landing:
+        return lambda: x  # the sum takes the place of its terms
+
+    def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
+        return flat.new_zeros(sum(row[self.index] for row in counts))

@@ -2,58 +2,65 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
+import inspect
+import logging
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.distributed.tensor import DTensor, Placement
-from torch.distributed.tensor import Replicate as DReplicate
-from torch.distributed.tensor import Shard as DShard
-from torch.utils import _pytree as pytree
 
 from autopar import agreement
-from autopar.compiler import Request, Traced, lower_plan, make_plan, trace_model
-from autopar.ir.calling import CallSignature, TensorArgument
-from autopar.ir.errors import NotCompiledError
+from autopar.arguments import (
+    LocalInput,
+    example_call,
+    local_inputs,
+    local_tensor,
+    whole_entries,
+)
+from autopar.calls import Call, CallKey, Surroundings, changes, covers, state_of, without_gradient
+from autopar.compiled import Compiled, agree_on_plan, compile_plan
+from autopar.compiler import Request, Traced, trace_model
+from autopar.face import Face
+from autopar.ir.calling import flatten_call
+from autopar.ir.errors import AutoparError, InputError
 from autopar.ir.graph import Graph, Value
-from autopar.ir.layout import Layout
-from autopar.ir.mesh import Mesh
-from autopar.ir.steps import STEPS
-from autopar.plan_reports import with_reports
+from autopar.materialise import as_global
+from autopar.optimizers import watch
 from autopar.plans import Plan
-from autopar.runtime.emit import emit
 from autopar.runtime.groups import RankContext
-from autopar.runtime.pieces import piece
-from autopar.runtime.random import agree_on_seed
+from autopar.runtime.random import agree_on_seed, default_generator
+from autopar.skeleton import traceable
 
-#: The part of a module's training state that a graph depends on: the modules in eval mode.
-Modes = frozenset[str]
+#: How many graphs a module keeps; the one that was not called for the longest goes first.
+MAX_GRAPHS = 32
+
+log = logging.getLogger("autopar")
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """One graph of the model (training or evaluation), ready to run on this rank."""
+class CallOptions:
+    """How a parallel module takes its calls; `autoparallelize` explains each."""
 
-    traced: Traced
-    plan: Plan
-    graph: Graph
-    run: fx.GraphModule
-    signature: CallSignature
-    random: bool
+    inputs: str = "global"
+    shapes: str = "recompile"
+    check: str = "first"
+    exact_rng: bool = False
 
 
-class ParallelModule(nn.Module):
+class ParallelModule(Face):
     """A model split over the ranks of a mesh; made by `autoparallelize`.
 
     It is called as the model is, returns the same structure, and has the same parameter, buffer
     and module names. Parameters are `DTensor`s (plain parameters on a mesh of one rank), so
-    optimizers, gradient clipping and checkpoints work on it unchanged. `train()` and `eval()`
-    switch between two graphs that share the parameters; the second one is compiled when it is
-    first called.
+    optimizers, gradient clipping and checkpoints work on it unchanged.
+
+    A graph is compiled for every kind of call: its arguments but for the contents of tensors,
+    which modules are in training mode, autocast, which parameters are trained, and their dtype.
+    All graphs share the parameters, whose layouts the first one decides.
     """
 
     def __init__(
@@ -61,365 +68,305 @@ class ParallelModule(nn.Module):
         model: nn.Module,
         request: Request,
         context: RankContext,
+        device: torch.device,
+        options: CallOptions,
         *,
-        inputs: str,
         plan: Plan | None,
     ) -> None:
-        super().__init__()
-        self._model = _Hidden(model)
+        super().__init__(model, context, device)
         self._request = request
-        self._context = context
-        self._inputs = inputs
+        self._options = options
         self._given_plan = plan
-        self._compiled: dict[Modes, Compiled] = {}
-        self._checked: set[Modes] = set()
-        self._layouts: dict[str, Layout] = {}
-        self.training = model.training
+        self._plan: Plan | None = None
+        self._parameters_of_forward = inspect.signature(model.forward)
+        #: The graphs, the one that was called last at the end.
+        self._compiled: OrderedDict[CallKey, Compiled] = OrderedDict()
+        #: The kinds of calls that were compared between ranks, and ran.
+        self._agreed: set[CallKey] = set()
+        #: How the inputs of the first graph are divided, by path.
+        self.example_inputs: dict[str, LocalInput] = {}
         context.prepare([self.mesh.names])
 
     # -- what was decided ---------------------------------------------------------------------
 
     @property
     def plan(self) -> Plan:
-        """The plan of the graph compiled first."""
-        self._require_compiled("the plan")
-        return next(iter(self._compiled.values())).plan
+        """The plan of the graph compiled first, which decided how parameters are stored."""
+        self._require_built("the plan")
+        assert self._plan is not None
+        return self._plan
 
     @property
-    def mesh(self) -> Mesh:
-        return self._request.mesh
+    def takes_pieces(self) -> bool:
+        """Whether a plain tensor in a call is one rank's piece (``inputs="local"``)."""
+        return self._options.inputs == "local"
+
+    @property
+    def call_signature(self) -> inspect.Signature:
+        """The signature of the model's `forward`."""
+        return self._parameters_of_forward
+
+    @property
+    def _local(self) -> dict[str, LocalInput] | None:
+        """With local inputs: what the plain tensors of a call are pieces of."""
+        return self.example_inputs if self.takes_pieces else None
 
     @property
     def graph_module(self) -> fx.GraphModule:
         """The emitted module of the current mode, on local tensors (for reading)."""
-        self._require_compiled("the emitted graph")
-        return self._compiled[self._modes()].run
+        return self._current("the emitted graph").run
 
     def partitioned_graph(self) -> Graph:
         """The IR graph that each rank runs in the current mode."""
-        self._require_compiled("the partitioned graph")
-        return self._compiled[self._modes()].graph
+        return self._current("the partitioned graph").graph
+
+    def _current(self, what: str) -> Compiled:
+        """The graph that ran last in the current mode, else in any."""
+        self._require_built(what)
+        modes = self._modes()
+        latest = list(reversed(self._compiled))
+        return self._compiled[next((key for key in latest if key.modes == modes), latest[0])]
 
     # -- running ------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        modes = self._modes()
-        compiled = self._compiled.get(modes) or self.compile_for(args, kwargs)
-        if modes in self._checked:
-            tensors = compiled.signature.bind(args, kwargs)
-        else:
-            tensors = self._bind_together(compiled, args, kwargs)
-            self._checked.add(modes)
-        device = self._device()
-        sources = iter(self._sources(compiled, tensors, device))
-        with self._context.active():
-            if compiled.random:
-                agree_on_seed(self._context, device)
-            outputs, updates = compiled.run(*sources)
+        self._require_values()
+        call, compiled = self._graph_for(args, kwargs)
+        self.ran = True
+        sources = list(self._sources(compiled, call.tensors))
+        with self._context.active(), self._autocast_off():
+            if compiled.random and not self._options.exact_rng:
+                agree_on_seed(self._context, self._home)
+            try:
+                outputs, updates = compiled.run(*sources)
+            except RuntimeError as error:
+                if call.key in self._agreed or not compiled.why:
+                    raise
+                raise _refusal(compiled.why, error) from error
+        self._agreed.add(call.key)
         with torch.no_grad():
             for (name, _), new in zip(compiled.graph.updates, updates, strict=True):
-                self.get_buffer(name).copy_(new)
+                self._state_tensor(name).copy_(new)
         returned = [
             self._returned(value, out)
             for value, out in zip(compiled.graph.outputs, outputs, strict=True)
         ]
         return compiled.traced.program.unflatten(returned)
 
-    def _sources(
-        self, compiled: Compiled, tensors: Sequence[Tensor], device: torch.device
-    ) -> Iterator[Tensor]:
+    def _autocast_off(self) -> contextlib.AbstractContextManager[Any]:
+        """The graph says itself which operators run under autocast, the caller's included."""
+        if torch.is_autocast_enabled(self._home.type):
+            return torch.autocast(self._home.type, enabled=False)
+        return contextlib.nullcontext()
+
+    def _sources(self, compiled: Compiled, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
         """The local tensor of every source node, in the order of the graph."""
-        inputs = iter(tensors)
         for node in compiled.graph.nodes:
             if node.op == "param":
-                parameter = self.get_parameter(node.target)
-                yield parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                yield self.local_parameter(node.target)
             elif node.op == "buffer":
-                yield self.get_buffer(node.target)
+                yield self._state_tensor(node.target)
             elif node.op == "constant":
-                yield compiled.traced.program.constants[node.target].to(device)
+                yield compiled.traced.program.constants[node.target].to(self._home)
             elif node.op == "input":
-                tensor = next(inputs).to(device)
                 layout = node.results[0].layout
                 assert layout is not None
-                if self._inputs == "global" and layout.split_axes:
-                    tensor = piece(tensor, layout, self.mesh, self._context.coordinates)
-                yield tensor
+                given = tensors[node.target]
+                yield local_tensor(
+                    given, node.target, layout, self._context, self._home, self._local
+                )
 
     def _returned(self, value: Any, out: Any) -> Any:
         """A split output as a DTensor; scalars and whole outputs as they are."""
         if not isinstance(value, Value) or value.layout is None or not value.layout.split_axes:
             return out
-        return DTensor.from_local(
-            out,
-            self._context.device_mesh,
-            placements(value.layout, self.mesh),
-            run_check=False,
-        )
+        return as_global(out, value.layout, value.shape, self._context)
 
-    def _bind_together(
-        self, compiled: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[Tensor]:
-        """Bind the first call, making sure that all ranks were called alike."""
-        tensors: list[Tensor] = []
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients: backward passes inside do not sum them over data parallel ranks.
+
+        Each rank adds up its own terms; the first backward pass outside sums them together with
+        its own, in one go. Until then `.grad` of such a parameter is a DTensor in state Partial:
+        clipping or an optimizer would still see the right sum, at the price of communicating.
+        The gradient is that of the sum of the losses: divide each by the number of micro-batches
+        where the mean is meant. Gradients of parameters stored split are scattered every time, so
+        that none is ever held whole. Every rank enters it for the same backward passes.
+
+        Raises AutoparError where it is entered twice.
+        """
+        if self._context.accumulating:
+            raise AutoparError(
+                "no_sync: this module is inside one already; leave it before entering the next"
+            )
+        self._context.accumulating = True
+        try:
+            yield
+        finally:
+            self._context.accumulating = False
+
+    # -- which graph --------------------------------------------------------------------------
+
+    def _graph_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Compiled]:
+        """A call and the graph that it runs, compiled if need be."""
+        call: Call | None = None
         error: Exception | None = None
         try:
-            tensors = compiled.signature.bind(args, kwargs)
-        except Exception as problem:  # whatever it is, the other ranks wait to hear of it
+            call = self._describe(args, kwargs, self._local)
+            if self._options.shapes == "error" and call.key not in self._compiled:
+                self._refuse_other(call, args, kwargs)
+        except InputError as problem:
             error = problem
-        agreement.share_outcome(self._context, error, "checking the inputs")
-        held = []
-        for node, tensor in zip(compiled.graph.sources("input"), tensors, strict=True):
-            layout = node.results[0].layout
-            assert layout is not None
-            index = [self.mesh.index(self._context.coordinates, axes) for axes in layout.dims]
-            part = "whole" if self._inputs == "global" else str(index)
-            held.append({part: agreement.tensor_digest(tensor)})
-        agreement.require_equal_inputs(self._context, compiled.signature.names, held)
-        return tensors
+        if call is not None and call.key in self._agreed and self._options.check == "first":
+            self._compiled.move_to_end(call.key)
+            return call, self._compiled[call.key]
+        if error is not None and self._agreed and self._options.check == "first":
+            # The other ranks do not wait to hear of it: they most likely met the same error.
+            raise error
+        # Whatever the error is, the other ranks wait to hear of it.
+        agreement.require_equal_calls(
+            self._context, None if call is None else call.key.entries, error
+        )
+        assert call is not None
+        compiled = self._find(call.key) or self._compile(args, kwargs, call)
+        self._compare_inputs(compiled, call)
+        return call, compiled
+
+    def _describe(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        local: Mapping[str, LocalInput] | None,
+    ) -> Call:
+        entries, tensors = flatten_call(self._parameters_of_forward, args, kwargs)
+        if local is not None:
+            entries = whole_entries(entries, tensors, local)
+        if not torch.is_grad_enabled():
+            entries = tuple((path, without_gradient(entry)) for path, entry in entries)
+        return Call(self._key(entries), tensors)
+
+    def _key(self, entries: Any) -> CallKey:
+        return CallKey(
+            self._modes(),
+            Surroundings.now(self._home),
+            state_of(self._state_tensors().values()),
+            entries,
+        )
+
+    def _refuse_other(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise InputError for a call unlike the one that the current mode was compiled with."""
+        for key, compiled in self._compiled.items():
+            if key.modes == call.key.modes:
+                whole = example_call(args, kwargs, call, torch.device("meta"))
+                compiled.traced.program.signature.bind(*whole)
+                return
+
+    def _find(self, key: CallKey) -> Compiled | None:
+        """The graph of a key; one that gives more gradients than are asked for will do."""
+        if key not in self._compiled:
+            for other, compiled in self._compiled.items():
+                if covers(other, key):
+                    self._compiled[key] = compiled
+                    break
+        return self._compiled.get(key)
+
+    def _compare_inputs(self, compiled: Compiled, call: Call) -> None:
+        """Make sure that ranks which need the same piece of an input were given the same."""
+        held, names = [], []
+        for node in compiled.graph.sources("input"):
+            path = node.target
+            known = (self._local or {}).get(path)
+            layout = None if known is None else known.layout
+            names.append(path)
+            held.append(agreement.piece_digest(call.tensors[path], layout, self._context))
+        agreement.require_equal_inputs(self._context, names, held)
+        if self._options.exact_rng:
+            agreement.require_equal(
+                self._context,
+                agreement.tensor_digest(default_generator(self._home).get_state()),
+                "the state of the random number generator",
+                "exact_rng=True needs the same torch.manual_seed on every rank",
+            )
 
     # -- compiling ----------------------------------------------------------------------------
 
-    def compile_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Compiled:
-        """Trace, plan and emit the graph of the current mode for one example call.
+    def compile_example(
+        self, traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Compile the first graph from an example call with whole inputs, traced already."""
+        call = self._describe(args, kwargs, None)
+        self._compile_traced(traced, call.key.entries)
 
-        Every rank calls it together; the first rank plans, the others receive its plan.
-        """
-        model = self._model.value
-        error: BaseException | None = None
+    def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call) -> Compiled:
+        """Trace, plan and emit the graph of one call; every rank calls this together."""
+        why = self._why_another(call.key)
+        error: Exception | None = None
         traced: Traced | None = None
         try:
-            with _training_modes(model, self._modes()):
-                traced = trace_model(model, args, kwargs, self._request)
+            # What is made here must not become inference tensors, whatever surrounds the call.
+            with torch.inference_mode(False):
+                example = example_call(args, kwargs, call, self._home)
+                with self._traceable() as model:
+                    traced = trace_model(model, *example, self._request)
         except Exception as problem:  # whatever it is, the other ranks wait to hear of it
-            error = problem
+            error = _refusal(why, problem) if why else problem
+            error.__cause__ = problem if why else None
         agreement.share_outcome(self._context, error, "tracing")
         assert traced is not None
-        return self.compile_traced(traced)
+        return self._compile_traced(traced, call.key.entries, why)
 
-    def compile_traced(self, traced: Traced) -> Compiled:
-        """Plan and emit a graph that every rank has traced, for the current mode."""
-        modes = self._modes()
-        agreement.require_equal(
-            self._context,
-            traced.fingerprint,
-            "the traced model",
-            "build the same model, and give an example call of the same shapes, on every rank",
-        )
-        plan = self._plan(traced)
-        digest = hashlib.sha256(json.dumps(plan.to_json()).encode()).hexdigest()
-        # Before the plan is looked at: a wrong one must fail on all ranks, or on none.
-        agreement.require_equal(
-            self._context, digest, "the plan", "give every rank the same plan file"
-        )
-        graph = lower_plan(traced, plan, self._request)
-        if not self._compiled:
-            agreement.require_equal_state(self._context, _state(self._model.value))
-            self._materialise(traced, plan)
-        self._context.prepare(groups_of(graph))
-        compiled = Compiled(
-            traced,
-            plan,
-            graph,
-            emit(graph, self._device()),
-            self._signature(traced, graph),
-            any(rule.always_assist for rule in traced.rules.values()),
-        )
-        self._compiled[modes] = compiled
+    def _compile_traced(self, traced: Traced, entries: Any, why: str = "") -> Compiled:
+        with torch.inference_mode(False), torch.enable_grad():
+            pinned = {n: self.layout_of(n) for n in traced.program.params} if self.built else None
+            given = None if self.built else self._given_plan
+            plan = agree_on_plan(self._context, traced, self._request, given, pinned)
+            compiled = compile_plan(self._context, traced, plan, self._request, self._home, why)
+            model = self._model.value
+            if model is not None:
+                agreement.require_equal_state(self._context, _state(model))
+                self.build(traced.program, plan.parameter_layouts)
+                watch(model, self)
+                self._plan = plan
+                self.example_inputs = local_inputs(compiled.graph, self._context)
+                if self._options.exact_rng:
+                    self._context.use_default_rng(self._home)
+        self._compiled[self._key(entries)] = compiled
+        while len(self._compiled) > MAX_GRAPHS:
+            dropped, _ = self._compiled.popitem(last=False)
+            self._agreed.discard(dropped)
+            self._say(f"more than {MAX_GRAPHS} graphs: dropped the one not used for the longest")
         return compiled
 
-    def _plan(self, traced: Traced) -> Plan:
-        if not self._compiled and self._given_plan is not None:
-            return with_reports(traced, self._given_plan)
-        pinned = None
-        if self._compiled:
-            pinned = {
-                name: self._layouts.get(name, Layout.whole(len(state.shape)))
-                for name, state in traced.program.params.items()
-            }
-        plan = agreement.from_first_rank(
-            self._context, lambda: make_plan(traced, self._request, pinned), "planning"
-        )
-        return with_reports(traced, plan)
+    def _why_another(self, key: CallKey) -> str:
+        """What makes another graph necessary, and says so; nothing for the first one."""
+        if not self._compiled:
+            return ""
+        why = changes(self._compiled, key)
+        self._say(f"compiling another graph, for a call that differs in {why}")
+        return why
 
-    def _signature(self, traced: Traced, graph: Graph) -> CallSignature:
-        """With local inputs, calls are checked against the local shapes."""
-        signature = traced.program.signature
-        if self._inputs == "global":
-            return signature
-        local = {
-            node.target: node.results[0].layout.local_shape(  # type: ignore[union-attr]
-                node.results[0].shape, self.mesh
-            )
-            for node in graph.sources("input")
-        }
+    def _say(self, text: str) -> None:
+        if self._context.rank == 0:
+            log.warning("%s: %s", self._name, text)
 
-        def shrink(argument: TensorArgument) -> TensorArgument:
-            return replace(argument, shape=local[argument.path])
-
-        return replace(
-            signature,
-            example=pytree.tree_map_only(TensorArgument, shrink, dict(signature.example)),
-            order=tuple(shrink(argument) for argument in signature.order),
-        )
-
-    def _materialise(self, traced: Traced, plan: Plan) -> None:
-        """Build the module tree of the model, with this rank's pieces as its parameters."""
+    @contextlib.contextmanager
+    def _traceable(self) -> Iterator[nn.Module]:
+        """What is traced: the model, later its skeleton in the state of this module."""
         model = self._model.value
-        self._layouts = plan.parameter_layouts
-        shells: dict[int, _Shell] = {}
-        for path, module in model.named_modules(remove_duplicate=False):
-            if path:
-                shell = shells.setdefault(id(module), _Shell())
-                shell.training = module.training
-                parent, _, name = path.rpartition(".")
-                super().get_submodule(parent)._modules[name] = shell
-        program = traced.program
-        for state in program.params.values():
-            whole = model.get_parameter(state.name)
-            layout = self._layouts.get(state.name, Layout.whole(len(state.shape)))
-            parameter = nn.Parameter(self._held(whole.detach(), layout), whole.requires_grad)
-            for name in state.names:
-                parent, _, leaf = name.rpartition(".")
-                super().get_submodule(parent)._parameters[leaf] = parameter
-        for state in program.buffers.values():
-            buffer = model.get_buffer(state.name).detach().clone()
-            for name in state.names:
-                parent, _, leaf = name.rpartition(".")
-                owner = super().get_submodule(parent)
-                owner._buffers[leaf] = buffer
-                if not state.persistent:
-                    owner._non_persistent_buffers_set.add(leaf)
-
-    def _held(self, whole: Tensor, layout: Layout) -> Tensor:
-        """This rank's piece of a parameter, as a DTensor where there is more than one rank."""
-        local = piece(whole, layout, self.mesh, self._context.coordinates).clone()
-        if self._context.device_mesh is None:
-            return local
-        return DTensor.from_local(
-            local, self._context.device_mesh, placements(layout, self.mesh), run_check=False
-        )
-
-    # -- state --------------------------------------------------------------------------------
-
-    def _modes(self) -> Modes:
-        """The modules in eval mode; before compilation the model's own flags count."""
-        if not self._compiled:
-            return _eval_modules(self._model.value)
-        return _eval_modules(self)
-
-    def train(self, mode: bool = True) -> ParallelModule:
-        """Switch all modules to training or evaluation mode; returns self."""
-        if not self._compiled:
-            self._model.value.train(mode)
-        super().train(mode)
-        return self
-
-    def _device(self) -> torch.device:
-        for parameter in self._model.value.parameters():
-            return parameter.device
-        return torch.device("cpu")
-
-    def _require_compiled(self, what: str) -> None:
-        if not self._compiled:
-            raise NotCompiledError(
-                f"{what}: not known before the first call, which compiles the module; "
-                "give example inputs to autoparallelize(model, args, kwargs), or call the module "
-                "once before making an optimizer"
-            )
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As `nn.Module.named_parameters`. Raises NotCompiledError before the first call."""
-        self._require_compiled("parameters")
-        return super().named_parameters(*args, **kwargs)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """As `nn.Module.named_buffers`. Raises NotCompiledError before the first call."""
-        self._require_compiled("buffers")
-        return super().named_buffers(*args, **kwargs)
-
-    def get_submodule(self, target: str) -> nn.Module:
-        """As `nn.Module.get_submodule`. Raises NotCompiledError before the first call."""
-        if target:
-            self._require_compiled(f"module {target!r}")
-        return super().get_submodule(target)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> ParallelModule:
-        """What `to`, `cuda`, `double` … go through: before compilation the model itself moves."""
-        if not self._compiled:
-            self._model.value._apply(fn, recurse)
-        super()._apply(fn, recurse)
-        return self
-
-    def state_dict(  # type: ignore[override]
-        self, *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
-        """As `nn.Module.state_dict`. Raises NotCompiledError before the first call.
-
-        It needs no communication: every rank gets its own pieces as DTensors.
-        """
-        self._require_compiled("state_dict")
-        return super().state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As `nn.Module.load_state_dict`. Raises NotCompiledError before the first call."""
-        self._require_compiled("load_state_dict")
-        return super().load_state_dict(*args, **kwargs)
+        if model is not None:
+            yield traceable(model, self._home)
+            return
+        assert self._skeleton is not None
+        flags = {path: module.training for path, module in self._parts}
+        with self._skeleton.like(self._state_tensors(), flags) as skeleton:
+            yield skeleton
 
 
-class _Shell(nn.Module):
-    """The place of one module of the model; holds its parameters and its training flag."""
-
-
-class _Hidden:
-    """Keeps a module out of another module's submodules."""
-
-    def __init__(self, value: nn.Module) -> None:
-        self.value = value
-
-
-def placements(layout: Layout, mesh: Mesh) -> list[Placement]:
-    """The DTensor placements of a layout of Shard and Invariant states."""
-    found: list[Placement] = []
-    for axis in mesh.names:
-        state = layout.state(axis)
-        found.append(DShard(state) if isinstance(state, int) else DReplicate())
-    return found
-
-
-def groups_of(graph: Graph) -> list[tuple[str, ...]]:
-    """Every tuple of axes that a partitioned graph communicates over, and the whole mesh."""
-    assert graph.mesh is not None
-    found = [graph.mesh.names]
-    for node in graph.nodes:
-        if node.op in STEPS:
-            found.append(node.args[1])
-        for _, axes, _ in node.kwargs.get("split", ()):
-            found.append(axes)
-    return list(dict.fromkeys(found))
+def _refusal(why: str, error: Exception) -> InputError:
+    return InputError(f"this call differs from those before it in {why}; it fails: {error}")
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a model, by name."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _eval_modules(module: nn.Module) -> Modes:
-    return frozenset(path for path, child in module.named_modules() if not child.training)
-
-
-class _training_modes:  # noqa: N801 (a context manager)
-    """Give the model's modules the training flags of a mode, and their own back afterwards."""
-
-    def __init__(self, model: nn.Module, modes: Modes) -> None:
-        self.modules = dict(model.named_modules())
-        self.modes = modes
-
-    def __enter__(self) -> None:
-        self.before = {path: module.training for path, module in self.modules.items()}
-        for path, module in self.modules.items():
-            module.training = path not in self.modes
-
-    def __exit__(self, *_: object) -> None:
-        for path, module in self.modules.items():
-            module.training = self.before[path]
+    """The parameters and buffers of a model that have values, by name."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor for name, tensor in named if not tensor.is_meta}

@@ -76,7 +76,7 @@ def _check_strategy(node: Node, rule: Rule, strategy: Strategy, mesh: Mesh) -> N
                 f"{what}: axis {axis!r} has the role {role!r}, it may be one of {allowed}"
             )
     if not is_valid(rule, strategy, mesh):
-        raise PlanError(f"{what}: the strategy {strategy} does not divide its dimensions")
+        raise PlanError(f"{what}: the strategy {strategy} cannot be had of its dimensions")
 
 
 def _check_source(node: Node, layout: Layout, mesh: Mesh) -> None:
@@ -89,7 +89,7 @@ def _check_source(node: Node, layout: Layout, mesh: Mesh) -> None:
 
 def _check_held(what: str, shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> None:
     """What a user sees is split or whole, as a DTensor's placements can say it."""
-    if layout.replicate or layout.partial:
+    if layout.replicate or layout.partial or layout.units:
         raise PlanError(f"plan: {what} of shape {shape} cannot be held as {layout}")
     _check_divides(what, shape, layout, mesh)
     for axes in layout.dims:
@@ -104,7 +104,7 @@ def _check_held(what: str, shape: tuple[int, ...], layout: Layout, mesh: Mesh) -
 def _check_divides(what: str, shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> None:
     try:
         mesh.axis_size(*layout.mentioned)
-        layout.local_shape(shape, mesh)
+        layout.check(shape)
     except (LayoutError, MeshError) as error:
         raise PlanError(f"plan: {what}: {error}") from None
 

@@ -16,12 +16,14 @@ from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Strategy
 from autopar.memory_report import MemoryReport
+from autopar.mesh_table import MeshOption, format_meshes
 from autopar.passes.assignment import Assignment
-from autopar.passes.device import Device, device_from_json, device_to_json
+from autopar.passes.device import Device
+from autopar.passes.device_file import device_from_json, device_to_json
 from autopar.report import Row, format_table
 
 #: The version of the plan file; a file of another version is refused.
-VERSION = 1
+VERSION = 2
 
 
 class Reports(Protocol):
@@ -56,10 +58,15 @@ class Plan:
         predicted time of one step, forward and backward
     bound:
         a proven lower bound on that time over all plans of the search
+    gradients, hidden:
+        seconds of collectives that bring gradients to their parameters, and how many of them run
+        beside the backward pass and are not in `seconds`
     rows:
         one per operator and one for the results, for reading
     notes:
         what the user should know: operators that could not be split, settings that were changed
+    meshes:
+        the meshes that were considered, where this one was chosen among them, the best one first
     reports:
         what `compare` and `memory` ask; a plan that was read from a file has none
     """
@@ -75,8 +82,11 @@ class Plan:
     assignment: Assignment
     seconds: float
     bound: float
+    gradients: float = 0.0
+    hidden: float = 0.0
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    meshes: tuple[MeshOption, ...] = ()
     reports: Reports | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,7 +130,14 @@ class Plan:
         gap = (self.seconds - self.bound) / self.seconds if self.seconds else 0.0
         head += f" (within {100 * max(gap, 0.0):.2g} % of the optimum)"
         lines = [head, format_table(self.rows)]
+        if self.gradients:
+            lines.append(
+                f"gradients: {self.gradients * 1e3:.3f} ms of collectives, "
+                f"{self.hidden * 1e3:.3f} ms of them hidden beside the backward pass"
+            )
         lines.extend(f"note: {note}" for note in self.notes)
+        if self.meshes:
+            lines += ["meshes:", format_meshes(self.meshes)]
         return "\n".join(lines)
 
     @property
@@ -187,6 +204,8 @@ class Plan:
             "fingerprint": self.fingerprint,
             "seconds": self.seconds,
             "bound": self.bound,
+            "gradients": self.gradients,
+            "hidden": self.hidden,
             "operators": {
                 name: {
                     "roles": dict(strategy.roles),
@@ -201,6 +220,7 @@ class Plan:
             "labels": dict(self.labels),
             "rows": [row.to_json() for row in self.rows],
             "notes": list(self.notes),
+            "meshes": [option.to_json() for option in self.meshes],
         }
 
     @staticmethod
@@ -241,8 +261,11 @@ class Plan:
             assignment=assignment,
             seconds=float(read("seconds", (int, float))),
             bound=float(read("bound", (int, float))),
+            gradients=float(read("gradients", (int, float))),
+            hidden=float(read("hidden", (int, float))),
             rows=tuple(Row.from_json(row) for row in read("rows", list)),
             notes=tuple(read.strings("notes")),
+            meshes=tuple(MeshOption.from_json(entry) for entry in read("meshes", list)),
         )
 
 
@@ -301,15 +324,20 @@ def _layout_json(layout: Layout) -> dict[str, Any]:
         data["replicate"] = list(layout.replicate)
     if layout.partial:
         data["partial"] = list(layout.partial)
+    if layout.units:
+        data["units"] = list(layout.units)
     return data
 
 
 def _layout(data: Any, where: str) -> Layout:
     if isinstance(data, dict):
         dims, copies, terms = data.get("dims"), data.get("replicate", []), data.get("partial", [])
-        if isinstance(dims, list) and all(map(_are_axes, [*dims, copies, terms])):
+        units = data.get("units", [])
+        fits = isinstance(dims, list) and all(map(_are_axes, [*dims, copies, terms]))
+        whole = isinstance(units, list) and all(type(unit) is int for unit in units)
+        if isinstance(dims, list) and fits and whole:
             try:
-                return Layout.make(dims, copies, terms)
+                return Layout.make(dims, copies, terms, units)
             except LayoutError as error:
                 raise PlanError(f"the field {where!r} is not a layout: {error}") from None
     raise PlanError(f"the field {where!r} is not a layout: got {data!r}"[:200])

@@ -15,6 +15,7 @@ from autopar.compiler import Request, Traced, lower_plan, make_plan, resolve_pla
 from autopar.ir.errors import PlanError
 from autopar.ir.graph import Graph, Value
 from autopar.ir.mesh import Mesh
+from autopar.ir.trace_watch import caches_off
 from autopar.plans import Plan
 from autopar.runtime.simulate import Simulated, simulate
 from autopar.verify_report import Check, Pair, Report, compare_tensors
@@ -112,10 +113,9 @@ def _run_single(
     """The model's own outputs, its backward pass, and the gradients that pass began with."""
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        config: Any = getattr(twin, "config", None)
-        if getattr(config, "use_cache", False):
-            config.use_cache = False
-        expected = pytree.tree_leaves(twin(*args, **kwargs))
+        # As the model was traced: a cache in the output is dropped, in nested configs too.
+        with caches_off(twin):
+            expected = pytree.tree_leaves(twin(*args, **kwargs))
     if len(expected) != len(outputs):
         raise PlanError(
             f"the model returned {len(expected)} values, the traced graph has {len(outputs)}"

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import autopar
-from autopar import module as module_file
+from autopar import compiled as compiled_file
 from devices import slow_device
 from ranks import main
 from zoo import build
@@ -111,7 +111,7 @@ def check_binding(rank: int, world: int) -> None:
     wrong = call()
     if rank == 1:
         wrong["x"] = wrong["x"][:4]
-    parallel = parallelize()
+    parallel = parallelize(shapes="error")
     if rank == 1:
         raised(lambda: parallel(**wrong), autopar.InputError, "x: expected shape (8, 8)", "(4, 8)")
     else:
@@ -119,27 +119,37 @@ def check_binding(rank: int, world: int) -> None:
     loss, _ = parallel(**call())
     torch.testing.assert_close(loss, mlp()(**call())[0])
 
+    words = ("x", "rank 0", "float64[8, 8]", "rank 1", "float64[4, 8]")
+    raised(lambda: parallelize()(**wrong), autopar.DesyncError, *words)
+    parallel = parallelize(check="every")
+    for _ in range(2):
+        loss, _ = parallel(**call())
+        raised(lambda: parallel(**wrong), autopar.DesyncError, *words)
+        swapped = call() if rank else {**call(), "x": call()["x"].flip(0)}
+        raised(lambda: parallel(**swapped), autopar.DesyncError, "'x'", "ranks 0 and 1")  # noqa: B023
+    torch.testing.assert_close(loss, mlp()(**call())[0])
+
     lazy = autopar.autoparallelize(mlp(), mesh=MESH)
     if rank == 1:
         raised(lambda: lazy(call()["x"]), autopar.InputError, "target")
     else:
-        raised(lambda: lazy(**call()), autopar.DesyncError, "tracing", "rank 1 failed", "target")
+        raised(lambda: lazy(**call()), autopar.DesyncError, "rank 1 failed", "target")
 
 
 def check_planning(rank: int, world: int) -> None:
     """Planning happens on the first rank; its failure reaches all."""
-    odd = {name: x[:7] for name, x in call().items()}
+    one = {name: x[:1] for name, x in call().items()}
     raised(
-        lambda: parallelize(kwargs=odd, mode="data_parallel"),
+        lambda: parallelize(kwargs=one, mode="data_parallel"),
         autopar.PlanError,
-        "batch of 7",
+        "batch of 1",
         "2 ranks",
     )
 
     def fail(*_: Any) -> None:
         raise MemoryError("no room")
 
-    with mock.patch.object(module_file, "make_plan", fail):
+    with mock.patch.object(compiled_file, "make_plan", fail):
         if rank == 1:
             raised(parallelize, autopar.DesyncError, "planning", "rank 0", "MemoryError: no room")
         else:

@@ -13,7 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import autopar
-from autopar import HintError, InputError, MeshError, NotCompiledError, PlanError, TraceError
+from autopar import (
+    HintError,
+    InputError,
+    MeshError,
+    NotCompiledError,
+    NoValuesError,
+    PlanError,
+)
 from ranks import run_ranks
 from zoo import Mlp, build
 
@@ -71,7 +78,7 @@ def test_mesh(mesh: Any, words: tuple[str, ...]) -> None:
     ("hints", "words"),
     [
         ({"fc1": ((2, 1, 1), (2, 1))}, ("fc1", "input 0", "2 entries", "(2, 1, 1)")),
-        ({"fc1": ((3, 1), (1, 1))}, ("fc1", "dimension 0", "size 8", "3 pieces", "1, 2 or 4")),
+        ({"fc1": ((3, 1), (1, 1))}, ("fc1", "split counts (3,)", "{dp=2, tp=2}")),
         ({"fc1": ((8, 1), (1, 1))}, ("fc1", "8", "{dp=2, tp=2}")),
         ({"fc1": ((1, 1), (1, 1), (1,), (1,))}, ("fc1", "3 tensor operands", "has 4")),
         ({"fc1": (("rows", None),)}, ("fc1", "unknown mesh axis 'rows'", "{dp=2, tp=2}")),
@@ -181,29 +188,19 @@ def test_plan_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_plan_of_another_version(use: Callable[..., Any], saved: dict[str, Any]) -> None:
-    check(lambda: use({**saved, "autopar_plan": 99}), PlanError, "version 99", "version 1")
+    check(lambda: use({**saved, "autopar_plan": 99}), PlanError, "version 99", "version 2")
 
 
 #: For each field of a plan file, a value that it cannot have.
 WRONG: dict[str, Any] = {
-    "autopar_plan": "one",
-    "mesh": {"dp": "two"},
-    "mode": 3,
-    "outputs": None,
-    "device": {"name": "h100"},
-    "training": 1,
-    "fingerprint": {},
-    "seconds": "fast",
-    "bound": True,
-    "operators": {"linear": {"roles": 3}},
-    "sources": {"x": {"dims": [["dp"], 3]}},
-    "relays": {"linear_1": {"dims": "dp"}},
-    "returned": [{"dims": [[1]]}],
-    "signature": {"param x": 3},
-    "labels": {"x": None},
-    "rows": [{"name": "linear"}],
-    "notes": [3],
-}
+    "autopar_plan": "one", "mesh": {"dp": "two"}, "mode": 3, "outputs": None,
+    "device": {"name": "h100"}, "training": 1, "fingerprint": {}, "seconds": "fast",
+    "bound": True, "gradients": "none", "hidden": [], "operators": {"linear": {"roles": 3}},
+    "sources": {"x": {"dims": [["dp"], 3]}}, "relays": {"linear_1": {"dims": "dp"}},
+    "returned": [{"dims": [[1]]}], "signature": {"param x": 3}, "labels": {"x": None},
+    "rows": [{"name": "linear"}], "notes": [3],
+    "meshes": [{"mesh": {"x": 2}, "links": ["intra"], "seconds": "fast", "reason": ""}],
+}  # fmt: skip
 
 
 def test_fields_of_a_plan(use: Callable[..., Any], saved: dict[str, Any]) -> None:
@@ -252,14 +249,24 @@ def test_edited_plan(
 
 
 def test_edited_plan_that_does_not_divide() -> None:
-    """12 classes over 8 ranks."""
+    """12 classes over 8 ranks: six hold two each, two hold nothing."""
     mesh = {"dp": 8}
     data = make_plan(mesh=mesh).to_json()
-    plan = autopar.Plan.from_json(edited(data, "operators/linear_1/roles/dp", "o"))
-    run = lambda: autopar.verify(mlp(), kwargs=CALL, mesh=mesh, plan=plan)  # noqa: E731
-    check(run, PlanError, "'linear_1'", "dp:o", "does not divide")
-    plan = autopar.Plan.from_json(edited(data, "sources/fc2_bias", {"dims": [["dp"]]}))
-    check(run, PlanError, "fc2.bias", "12", "8 pieces")
+    for path, value in (
+        ("operators/linear_1/roles/dp", "o"),
+        ("sources/fc2_bias", {"dims": [["dp"]]}),
+    ):
+        plan = autopar.Plan.from_json(edited(data, path, value))
+        assert autopar.verify(mlp(), kwargs=CALL, mesh=mesh, plan=plan).ok
+
+
+def test_edited_plan_that_stores_units() -> None:
+    """A DTensor cannot say that elements of a dimension stay together."""
+    data = make_plan(mesh={"dp": 2}).to_json()
+    layout = {"dims": [["dp"]], "units": [4]}
+    plan = autopar.Plan.from_json(edited(data, "sources/fc2_bias", layout))
+    run = lambda: autopar.verify(mlp(), kwargs=CALL, mesh={"dp": 2}, plan=plan)  # noqa: E731
+    check(run, PlanError, "fc2.bias", "@dp/4")
 
 
 def test_edited_plan_that_lacks_an_operator(use: Callable[..., Any], saved: dict[str, Any]) -> None:
@@ -344,10 +351,29 @@ def test_plan_of_the_other_mode(use: Callable[..., Any]) -> None:
     ],
 )
 def test_call(change: dict[str, Any], words: tuple[str, ...]) -> None:
-    parallel = parallelize()
+    parallel = parallelize(shapes="error")
     check(lambda: parallel(**{**CALL, **change}), InputError, *words)
     parallel(**CALL)
     check(lambda: parallel(**{**CALL, **change}), InputError, *words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": CALL["x"][:4]}, ("x (float64[8, 8], now float64[4, 8])", "batch")),
+        ({"x": CALL["x"].float()}, ("x (float64[8, 8], now float32[8, 8])", "dtype")),
+        ({"target": CALL["target"].int()}, ("target (int64[8], now int32[8])",)),
+        ({"x": [1.0]}, ("x (float64[8, 8], now a list of ['0'])",)),
+        ({"target": None}, ("target (int64[8], now None)",)),
+        ({"mask": CALL["x"]}, ("unexpected keyword argument 'mask'",)),
+    ],
+)
+def test_call_that_the_model_cannot_take(change: dict[str, Any], words: tuple[str, ...]) -> None:
+    """With shapes="recompile" the model is asked; its refusal is told with what changed."""
+    parallel = parallelize()
+    for _ in range(2):
+        check(lambda: parallel(**{**CALL, **change}), InputError, *words)
+        parallel(**CALL)
 
 
 def test_missing_argument() -> None:
@@ -373,6 +399,8 @@ def test_example_call_that_is_not_spelled_as_one() -> None:
         ({"mode": "fast"}, PlanError, ("mode", "'semi_auto'", "'fast'")),
         ({"outputs": "some"}, PlanError, ("outputs", "'sharded'", "'some'")),
         ({"inputs": "mine"}, PlanError, ("inputs", "'local'", "'mine'")),
+        ({"shapes": "any"}, PlanError, ("shapes", "'recompile'", "'any'")),
+        ({"check": "never"}, PlanError, ("check", "'every'", "'never'")),
         ({"inputs": "local", "kwargs": None}, PlanError, ("inputs='local'", "example")),
         ({"device": "abacus"}, PlanError, ("device 'abacus'", "h100")),
         ({"device": "none.json"}, PlanError, ("none.json",)),
@@ -391,12 +419,16 @@ def test_what_is_no_model(model: Any) -> None:
 
 
 def test_model_on_the_meta_device() -> None:
-    check(lambda: parallelize(mlp().to("meta")), PlanError, "'fc1.weight'", "meta", "autopar.plan")
+    parallel = parallelize(mlp().to("meta"))
+    check(lambda: parallel(**CALL), NoValuesError, "'fc1.bias'", "meta", "load_pretrained")
 
 
 def test_batch_that_does_not_divide() -> None:
     odd = {name: x[:6] for name, x in CALL.items()}
-    check(lambda: make_plan(kwargs=odd, mode="data_parallel"), PlanError, "batch of 6", "4 ranks")
+    layout = make_plan(kwargs=odd, mode="data_parallel").input_layouts["x"]
+    assert layout.split_axes
+    one = {name: x[:1] for name, x in CALL.items()}
+    check(lambda: make_plan(kwargs=one, mode="data_parallel"), PlanError, "batch of 1", "4 ranks")
 
 
 # -- tracing and lazy compilation -----------------------------------------------------------------
@@ -414,12 +446,15 @@ class Branching(nn.Module):
         return y
 
 
-def test_branch_on_data_names_the_line() -> None:
-    x = torch.randn(4, 8)
+def test_branch_on_data_is_frozen_and_checked() -> None:
+    x = torch.ones(4, 8)
+    model = Branching()
+    with torch.no_grad():
+        model.layer.weight.fill_(1.0)
+    parallel = autopar.autoparallelize(model, (x,), mesh=1)
+    assert torch.equal(parallel(x), model.layer(x) * 2)
     words = ("test_bad_input.py", "`if y.sum() > 0:`", "torch.where")
-    check(lambda: autopar.plan(Branching(), (x,), mesh=2), TraceError, *words)
-    check(lambda: autopar.autoparallelize(Branching(), (x,), mesh=1), TraceError, *words)
-    check(lambda: autopar.autoparallelize(Branching(), mesh=1)(x), TraceError, *words)
+    check(lambda: parallel(-x), InputError, *words)
 
 
 @pytest.mark.parametrize(

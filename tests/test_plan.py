@@ -18,7 +18,7 @@ import autopar
 from autopar.__main__ import main
 from autopar.compiler import Request, lower_plan, trace_model
 from autopar.ir.layout import Layout
-from autopar.passes import search
+from autopar.passes import pipeline, search
 from autopar.passes.communication import collectives_of
 from devices import slow_device
 from zoo import build
@@ -55,7 +55,7 @@ def test_a_plan_prints_as_a_table(plan: autopar.Plan) -> None:
     assert lines[1].split() == [
         "operator", "module", "strategy", "result", "forward", "backward", "time", "chosen", "by",
     ]  # fmt: skip
-    assert len(lines) == 2 + len(plan.rows) + len(plan.notes)
+    assert len(lines) == 2 + len(plan.rows) + bool(plan.gradients) + len(plan.notes)
     fc2 = next(line for line in lines if " fc2 " in line)
     assert fc2.startswith("aten.linear ")
     assert "((2, 2), (1, 2), (1,))" in fc2
@@ -148,7 +148,7 @@ def test_a_given_plan_is_used_without_a_search(
     path = tmp_path / "plan.json"
     plan.save(path)
     alone = make_plan(mesh=1)
-    monkeypatch.setattr(search, "solve", fail)
+    monkeypatch.setattr(search, "solve_overlapping", fail)
     with pytest.raises(AssertionError, match="solver"):
         make_plan()
     for given in (plan, path, str(path)):
@@ -167,10 +167,12 @@ def test_a_replayed_plan_runs_the_collectives_it_lists(plan: autopar.Plan) -> No
     request = Request.make(plan.mesh, None, MEGATRON, None, plan.outputs)
     assert request.device != plan.device
     traced = trace_model(mlp(), (), CALL, request)
-    graph = lower_plan(traced, plan, request)
+    graph = pipeline.partitioned(traced.graph, plan.assignment, plan.device)
     run = [str(c) for c in collectives_of(graph, traced.rules, plan.assignment)]
     assert sorted(run) == sorted(t for row in plan.rows for t in row.forward + row.backward)
-    assert "all_gather[dp] 512 B" in run
+    assert "all_gather[tp] 384 B" in run
+    in_buckets = collectives_of(lower_plan(traced, plan, request), traced.rules, plan.assignment)
+    assert len(in_buckets) < len(run)
 
 
 def test_every_valid_edit_still_computes_the_same() -> None:
