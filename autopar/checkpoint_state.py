@@ -89,11 +89,11 @@ def optimizer_pieces(
 
 
 def _laid_out_alike(value: Tensor, parameter: Tensor) -> bool:
-    if value.shape != parameter.shape or isinstance(value, DTensor) != isinstance(
-        parameter, DTensor
-    ):
+    if value.shape != parameter.shape:
         return False
-    return not isinstance(value, DTensor) or value.placements == parameter.placements
+    if isinstance(value, DTensor) and isinstance(parameter, DTensor):
+        return value.placements == parameter.placements
+    return isinstance(value, DTensor) == isinstance(parameter, DTensor)
 
 
 @dataclass(frozen=True)

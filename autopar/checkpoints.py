@@ -169,7 +169,7 @@ def _write(folder: Path, pieces: Mapping[str, Piece], rank: int, group: Any) -> 
             )
     except (dcp.api.CheckpointException, OSError) as error:
         raise CheckpointError(f"{folder}: not saved: {_reason(error)}") from error
-    failure = [None]
+    failure: list[str | None] = [None]
     if rank == 0:
         try:
             put_in_place(folder)

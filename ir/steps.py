@@ -98,7 +98,7 @@ def step_layout(
         )
     if isinstance(new, int) and (not isinstance(unit, int) or unit < 1 or shape[new] % unit):
         raise LayoutError(f"{op}: dimension {new} of size {shape[new]} has no units of {unit!r}")
-    if op == "autopar.recut" and before.dims[new] != axes:
+    if op == "autopar.recut" and isinstance(new, int) and before.dims[new] != axes:
         raise LayoutError(f"{op}: it takes all axes of dimension {new}, {before.dims[new]}")
     return moved(before, axes, new, unit, shape, mesh, op)
 

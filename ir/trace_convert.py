@@ -46,6 +46,8 @@ _CHECKS = (
 )
 #: In-place operators that change how a tensor is seen, not what it holds.
 _RESHAPES_IN_PLACE = {"squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_"}
+#: Those that change how many elements there are.
+_RESIZES = ("aten.resize_", "aten.set_.")
 
 
 class Converter:

@@ -41,8 +41,11 @@ class _CtcRecipe:
     reduction: str
     zero_infinity: bool
 
-    def __call__(self, *tensors: Tensor) -> Tensor:
-        return F.ctc_loss(*tensors, self.blank, self.reduction, self.zero_infinity)
+    def __call__(self, log_probs: Tensor, targets: Tensor, *lengths: Tensor) -> Tensor:
+        inputs, outputs = lengths
+        return F.ctc_loss(
+            log_probs, targets, inputs, outputs, self.blank, self.reduction, self.zero_infinity
+        )
 
 
 def _ctc(

@@ -94,7 +94,7 @@ class Fallbacks:
         module = experts_module(frames)
         config = getattr(module, "config", None)
         before = getattr(config, "_experts_implementation", None)
-        if module is None or before in ("batched_mm", "grouped_mm"):
+        if module is None or config is None or before in ("batched_mm", "grouped_mm"):
             return False
         doubles = any(p.dtype == torch.float64 for p in module.parameters())
         # PyTorch has no grouped product of double precision.

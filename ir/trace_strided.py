@@ -42,8 +42,9 @@ def strided(
     operand: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None
 ) -> Strided:
     """Raises NotFunctionalError where memory is read that is not the operand's own."""
-    order = tuple(sorted(range(operand.dim()), key=lambda d: (-operand.stride(d), d)))
-    base = operand.storage_offset()
+    strides = operand.stride()
+    order = tuple(sorted(range(operand.dim()), key=lambda d: (-strides[d], d)))
+    base = int(operand.storage_offset())
     start = (base if offset is None else offset) - base
     last = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     dense = operand.permute(order).is_contiguous()

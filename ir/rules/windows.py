@@ -8,6 +8,7 @@ borders of its block, which its neighbours have.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -76,7 +77,7 @@ class Spread:
         return self.aligned and self.borders == (0, 0)
 
 
-def each(values: int | list[int], k: int) -> int:
+def each(values: int | Sequence[int], k: int) -> int:
     """The value of one spatial dimension; a single one stands for all."""
     if isinstance(values, int):
         return values

@@ -204,9 +204,17 @@ def several_outputs(h, x, net):
     return h
 
 
+def other_size(h, x, net):
+    return h.clone().resize_(2, 2)
+
+
 @pytest.mark.parametrize(
     ("write", "names"),
-    [(strided_with_gradient, "aten.as_strided.default"), (several_outputs, "aten.topk.values")],
+    [
+        (strided_with_gradient, "aten.as_strided.default"),
+        (several_outputs, "aten.topk.values"),
+        (other_size, "aten.resize_.default"),
+    ],
 )
 def test_write_that_cannot_be_followed_is_refused(write, names):
     with pytest.raises(TraceError) as raised:
