@@ -346,12 +346,17 @@ def _cuts(rule: Rule, strategy: Strategy, mesh: Mesh) -> Iterator[tuple[Factor, 
 
 
 def _is_contiguous(rule: Rule, strategy: Strategy, mesh: Mesh) -> bool:
-    """Whether every minor factor that is split stands behind major ones of one element each."""
+    """Whether every minor factor that is split stands behind major ones of one element each.
+
+    A dimension with a factor of size 0 has no elements, so no units in which it could be cut.
+    """
     if not rule.has_composite:
         return True
     for factor, _ in _cuts(rule, strategy, mesh):
         for dims in rule.operands + rule.results:
             for dim in dims:
+                if factor.name in dim and not all(rule.by_name[name].size for name in dim):
+                    return False
                 for major in dim[: dim.index(factor.name)] if factor.name in dim else ():
                     axes = strategy.axes_of(major)
                     if rule.by_name[major].size != mesh.axis_size(*axes):

@@ -146,7 +146,8 @@ def _broadcast(walk: Walk, args: Any, kwargs: Any, node: fx.Node) -> list[Ref]:
 
 def _meshgrid(walk: Walk, args: Any, kwargs: Any, node: fx.Node) -> list[Ref]:
     """`meshgrid` puts each operand along a dimension of its own and expands it."""
-    swapped = (args[1] if len(args) > 1 else kwargs.get("indexing")) == "xy"
+    indexing = args[1] if len(args) > 1 else kwargs.get("indexing")
+    swapped = indexing == "xy" and len(args[0]) > 1
     found = []
     for k, (ref, fake) in enumerate(zip(args[0], results_of(node), strict=True)):
         place = 1 - k if swapped and k < 2 else k

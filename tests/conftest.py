@@ -19,15 +19,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker of a parallel run (pytest-xdist) hands its counts to the main process."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["strategies"] = (TALLY.pairs, sorted(TALLY.operators))
+        output["strategies"] = (TALLY.pairs, TALLY.calls, sorted(TALLY.operators))
         output["plans"] = dict(VERIFIED)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     output = getattr(node, "workeroutput", {})  # a worker that crashed has none
-    pairs, operators = output.get("strategies", (0, ()))
+    pairs, calls, operators = output.get("strategies", (0, 0, ()))
     TALLY.pairs += pairs
+    TALLY.calls += calls
     TALLY.operators.update(operators)
     VERIFIED.update(output.get("plans", {}))
 
@@ -35,7 +36,8 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if TALLY.pairs:
         terminalreporter.write_line(
-            f"checked {TALLY.pairs} strategies of {len(TALLY.operators)} operators"
+            f"checked {TALLY.pairs} strategies of {TALLY.calls} calls of "
+            f"{len(TALLY.operators)} operators"
         )
     if VERIFIED:
         each = ", ".join(f"{count} of {name}" for name, count in VERIFIED.items())

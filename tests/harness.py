@@ -53,13 +53,15 @@ class RuleError(AssertionError):
 
 @dataclass
 class Tally:
-    """How many (rule, strategy) pairs were checked, in this process."""
+    """How many (rule, strategy) pairs of how many calls were checked, in this process."""
 
     pairs: int = 0
+    calls: int = 0
     operators: set[str] = field(default_factory=set)
 
     def add(self, op: str, pairs: int) -> None:
         self.pairs += pairs
+        self.calls += 1
         self.operators.add(op)
 
 

@@ -7,6 +7,7 @@ do: ranks, broadcasting, dimensions given from the end, optional arguments. Each
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import sys
@@ -80,17 +81,19 @@ def samples(info: OpInfo, count: int, dtype: torch.dtype | None = None) -> list[
     dtype:
         default: float64, or the operator's first dtype if it does not take that
     """
+    if not info.dtypes:
+        return []  # it is for other devices
     if dtype is None:
         dtype = torch.float64 if torch.float64 in info.dtypes else _first_dtype(info)
     grad = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     torch.manual_seed(SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            generator = iter(info.sample_inputs("cpu", dtype, requires_grad=grad))
-        except StopIteration:  # all of its samples are for other devices
-            return []
-        found = list(itertools.islice(generator, CONSIDERED))
+        found: list[SampleInput] = []
+        generator = iter(info.sample_inputs("cpu", dtype, requires_grad=grad))
+        # Some are for other devices, or cannot be made in our sizes.
+        with contextlib.suppress(StopIteration, IndexError, RuntimeError):
+            found.extend(itertools.islice(generator, CONSIDERED))
         if hasattr(generator, "close"):
             generator.close()  # not whenever it is collected: it switches gradients off and on
     draw = random.Random(zlib.crc32(f"{SEED} {info_name(info)} {dtype}".encode()))

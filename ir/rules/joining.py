@@ -78,6 +78,8 @@ def pad(node: Node) -> Rule:
         notation([dims], [result]),
         whole=["padded", *(dims[k] for k in padded)],
         linear=() if arguments.get("value") else floating(node, (0,)),
+        # What repeats or mirrors entries refuses tensors without elements.
+        filled=dims,
     )
 
 

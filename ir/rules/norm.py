@@ -45,6 +45,7 @@ def _group_norm(node: Node) -> Rule:
         whole=("c", "s"),
         assisted={"g": Assist()},
         assist="autopar.group_norm",
+        filled=("g",),
         factor_sizes={"g": bind(node)["num_groups"]},
         flops_per_point=FLOPS,
     )

@@ -104,9 +104,8 @@ def _sliding(
         assisted=dict.fromkeys(halo, Assist(forward=1, backward=1, over=tuple(leading))),
         assist=f"autopar.{name}_default" if halo else None,
         factor_sizes=sizes,
-        filled=halo,
     )
-    return replace(rule, flops=x.numel)
+    return _finished(rule, x.numel)
 
 
 @register(
@@ -141,7 +140,12 @@ def nearest(node: Node) -> Rule:
         factor_sizes=sizes,
         linear=floating(node, (0,)),
     )
-    return replace(rule, flops=x.numel)
+    return _finished(rule, x.numel)
+
+
+def _finished(rule: Rule, flops: int) -> Rule:
+    """These operators refuse tensors without elements."""
+    return replace(rule, flops=flops, filled=tuple(f.name for f in rule.factors))
 
 
 def _listed(values: int | list[int]) -> list[int]:
@@ -164,4 +168,4 @@ def _pool(node: Node, *, linear: tuple[tuple[int, ...], ...]) -> Rule:
         whole=["s", "t"],
         linear=linear,
     )
-    return replace(rule, flops=node.operands[0].numel)
+    return _finished(rule, node.operands[0].numel)

@@ -63,6 +63,10 @@ class Clock:
             return self.seconds - self.elapsed()
         return self._news + max(_PATIENCE, _PATIENCE_PART * self._news) - self.elapsed()
 
+    def part(self, share: float) -> float:
+        """A share of the seconds left; ``inf`` without a budget, for what ends by itself."""
+        return np.inf if self.seconds is None else share * self.left()
+
     def patience_anew(self) -> None:
         """A part of the problem begins."""
         self._news = self.elapsed()

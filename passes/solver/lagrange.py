@@ -33,6 +33,8 @@ _FADE = 0.95
 _RAISE, _RAISE_GROWTH = 0.03, 1.05
 _RAISE_FROM, _RAISE_FROM_GROWTH = 1e-7, 1.15
 _MOST_RAISES = 150
+# Seconds that looking for a first assignment may go on when the time is up.
+_GRACE = 1.0
 
 
 @dataclass
@@ -171,12 +173,13 @@ def repair(
     """Raises memory prices where assignments exceed the limit until one fits.
 
     Starting from good prices that one is cheap, often cheaper than those met on the way there.
+    Before there is any assignment, a second more than ``seconds`` may be spent on one.
     The bound of such prices is worse, so the state is left as it was.
     """
     memory = dual.layout.memory
     if memory is None:
         return
-    until = clock.elapsed() + seconds
+    until = clock.elapsed() + (seconds if best.cost < np.inf else max(seconds, _GRACE))
     state = dual.multipliers, dual.message.copy()
     forbidden = _forbidden_cost(dual)
     multipliers = dual.multipliers

@@ -17,7 +17,9 @@ from .part import Part
 
 # Part of the time left that message passing may take before integer programs have their turn:
 # where they can take the whole part, and where they can only take neighbourhoods.
-_SHORT_SHARE, _LONG_SHARE = 0.2, 0.6
+_SHORT_SHARE, _LONG_SHARE = 0.15, 0.4
+# Part of the time left that looking for an assignment by higher prices may take.
+_REPAIR_SHARE = 0.5
 # Pairs of the first restricted program, and how it grows from round to round.
 _FIRST_PAIRS, _MORE_PAIRS = 20_000, 3
 # Up to this many the integer program is quicker than insisting on a better bound.
@@ -88,11 +90,11 @@ def solve_part(
         best,
         clock,
         whole=whole,
-        seconds=share * clock.left(),
+        seconds=clock.part(share),
         persistent=pairs > _SMALL_PAIRS,
     )
     if not same_cost(best.cost, bound):
-        lagrange.repair(dual, best, clock, _LONG_SHARE * clock.left())
+        lagrange.repair(dual, best, clock, clock.part(_REPAIR_SHARE))
         clock.report("repair", best.cost, bound)
     clock.done("lagrange", began, f"cost {best.cost:.12g}, bound {bound:.12g}")
     if not same_cost(best.cost, bound):

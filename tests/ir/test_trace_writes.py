@@ -205,7 +205,7 @@ def several_outputs(h, x, net):
 
 
 def other_size(h, x, net):
-    return h.clone().resize_(2, 2)
+    return x.clone().resize_(2, 2)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from autopar.passes.solver import (
     Node,
     Problem,
     Progress,
+    clock,
     evaluate,
     solve,
 )
@@ -162,3 +164,49 @@ def test_progress_only_gets_better_and_ends_at_the_solution() -> None:
 def test_wrong_arguments_are_named(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         solve(Problem(()), **arguments)
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+@pytest.mark.parametrize("count", [4, 64, 1024])
+def test_a_chain_is_eliminated_exactly(count: int, seconds: float) -> None:
+    random = np.random.default_rng(count)
+    costs = random.integers(0, 50, (count, 3)).astype(float)
+    between = random.integers(0, 50, (count - 1, 3, 3)).astype(float)
+    nodes = tuple(
+        Node(f"n{k}", costs[k], (Held(np.arange(3.0), (k, k + 2)),)) for k in range(count)
+    )
+    edges = tuple(Edge.from_dense(k, k + 1, between[k]) for k in range(count - 1))
+    best = costs[0]
+    for k in range(1, count):
+        best = costs[k] + (best[:, None] + between[k - 1]).min(axis=0)
+    for method in ("auto", "reduce"):
+        solution = solve(Problem(nodes, edges), seconds=seconds, method=method)
+        assert (solution.cost, solution.bound, solution.status) == (
+            best.min(),
+            best.min(),
+            "optimal",
+        )
+
+
+def test_a_hard_limit_without_a_budget_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "_PATIENCE", 0.5)
+    problem = ring(40, 8, 5, 900.0)
+    began = time.monotonic()
+    solution = solve(problem)
+    assert time.monotonic() - began < 60
+    assert evaluate(problem, solution.choice) == (solution.cost, solution.peak)
+    assert solution.peak <= 900.0
+    assert solution.bound <= solution.cost
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_budget_is_kept(method: str) -> None:
+    problem = ring(40, 10, 6, 1000.0)
+    began = time.process_time()
+    try:
+        solution = solve(problem, seconds=1.0, method=method)
+    except InfeasibleError as error:
+        assert not error.proven
+    else:
+        assert solution.peak <= 1000.0
+    assert time.process_time() - began < 4
