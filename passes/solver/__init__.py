@@ -5,6 +5,7 @@ It knows nothing of tensors and imports neither torch nor the rest of the compil
 
 from .errors import InfeasibleError, ProblemError
 from .least_peak import LeastPeak, least_peak
+from .matrix_model import MatrixModel
 from .problem import Edge, Held, Node, Problem, Solution, Stage, evaluate
 from .solve import Progress, solve
 
@@ -13,6 +14,7 @@ __all__ = [
     "Held",
     "InfeasibleError",
     "LeastPeak",
+    "MatrixModel",
     "Node",
     "Problem",
     "ProblemError",

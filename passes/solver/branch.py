@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from . import ilp, lagrange
-from .clock import Clock, rounded_up, same_cost
+from .clock import Clock, rounded_up
 from .dual import Dual
 from .errors import InfeasibleError
 from .lagrange import Best, Preferences
@@ -104,7 +104,8 @@ class Branches:
 
     def _follow(self, branch: _Branch) -> _Branch | None:
         """Searches a branch or splits it; returns the better half, None where it ends."""
-        if branch.bound >= self.best.cost or same_cost(self.best.cost, branch.bound):
+        if branch.bound >= self.best.cost or self.clock.enough(self.best.cost, branch.bound):
+            self._given_up = min(self._given_up, branch.bound)
             return None
         gap = self.best.cost - branch.bound
         options, pairs = branch.dual.reduced_costs()

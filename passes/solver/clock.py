@@ -37,6 +37,7 @@ class Clock:
 
     Attributes:
         seconds: the budget; None to end by itself, when nothing gets better any more.
+        gap: how far the bound may stay below the cost, as a fraction of the cost.
         listener: called on news.
         elsewhere: (cost, bound) of the parts of the problem that are done; None while a
             part is being solved whose cost alone says nothing of the whole.
@@ -45,6 +46,7 @@ class Clock:
     """
 
     seconds: float | None = None
+    gap: float = 0.0
     listener: Callable[[Progress], None] | None = None
     best: float = np.inf
     bound: float = -np.inf
@@ -80,6 +82,16 @@ class Clock:
 
     def over(self) -> bool:
         return self.left() <= 0
+
+    def enough(self, cost: float, bound: float) -> bool:
+        """Whether the bound of a part is as near to its cost as is asked for."""
+        return same_cost(cost, bound) or (cost < np.inf and cost - bound <= self.slack(bound))
+
+    def slack(self, bound: float) -> float:
+        """How far a part's bound may stay below its cost, by what the bound is."""
+        if self.elsewhere is None:
+            return self.gap * max(bound, 0.0)
+        return self.gap * max(bound + self.elsewhere[1], 0.0)
 
     def report(self, stage: str, best: float | None = None, bound: float | None = None) -> None:
         """Takes note of a part's cost or bound and tells the listener if it is news."""

@@ -52,6 +52,7 @@ def solve(
     seconds: float,
     *,
     elastic: bool = False,
+    slack: float = 0.0,
 ) -> Answer:
     """The best assignment that uses only ``allowed`` pairs, within the memory limit.
 
@@ -62,6 +63,7 @@ def solve(
         clock: tells how much time there is in all.
         seconds: the most time to take here.
         elastic: the limit may be exceeded, and every unit of memory above it costs 1.
+        slack: how much dearer than its bound the assignment may be.
     """
     until = min(clock.elapsed() + seconds, clock.elapsed() + clock.left())
     program = _Program(layout, allowed, elastic)
@@ -75,7 +77,7 @@ def solve(
         left = until - clock.elapsed()
         if left <= 0:
             return Answer(None, bound, False, multipliers)
-        outcome = program.model.solve(left, program.binaries(binary))
+        outcome = program.model.solve(left, program.binaries(binary), slack)
         if outcome.infeasible:
             return Answer(None, np.inf, True, multipliers)
         bound = max(bound, outcome.bound + layout.network.constant)

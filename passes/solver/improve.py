@@ -69,7 +69,7 @@ class Neighbourhoods:
             if choice is not None and best.offer(self._layout, choice):
                 fruitless = 0
                 clock.report("improve", best.cost, bound)
-                if same_cost(best.cost, bound):
+                if clock.enough(best.cost, bound):
                     return
             else:
                 fruitless += 1

@@ -6,6 +6,7 @@ Multipliers grow where the preferred options exceed the room and shrink where th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,11 +119,12 @@ def search(
     sweeps: float = np.inf,
     preferences: Preferences | None = None,
     stage: str | None = "lagrange",
+    met: Callable[[float, float], bool] = same_cost,
 ) -> float:
     """Sweeps and prices until nothing gets better; returns the bound and leaves its state.
 
-    Stops early when the bound meets the best cost, after ``seconds`` or ``sweeps``, or, unless
-    ``persistent``, when the bound stalls for the first time.
+    Stops early when the bound has ``met`` the best cost, after ``seconds`` or ``sweeps``, or,
+    unless ``persistent``, when the bound stalls for the first time.
 
     Args:
         best: takes the assignments found.
@@ -149,7 +151,7 @@ def search(
             best.offer(dual.layout, dual.decode(forbidden))
             if stage is not None:
                 clock.report(stage, best.cost, bound)
-            if same_cost(best.cost, bound):
+            if met(best.cost, bound):
                 break
             scale = _BETTER * max(1e-6, abs(bound))
             if bound > news_bound + scale or best.cost < news_best - scale:

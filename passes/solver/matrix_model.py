@@ -12,8 +12,8 @@ import numpy as np
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
 
-# Costs are scaled so that the largest is at most this: HiGHS's tolerances are absolute.
-_LARGEST_COST = 1e6
+# Costs are scaled so that the largest is between these: HiGHS's tolerances are absolute.
+_LEAST_COST, _LARGEST_COST = 1e4, 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +67,17 @@ class MatrixModel:
         """Adds coefficients; a (row, column) pair may be given once only."""
         self._entries.append((rows, columns, np.broadcast_to(value, rows.shape)))
 
-    def solve(self, seconds: float, integer: np.ndarray) -> Outcome:
-        """Minimises within ``seconds``; ``integer`` says per variable whether it must be whole."""
+    def solve(self, seconds: float, integer: np.ndarray, slack: float = 0.0) -> Outcome:
+        """Minimises within ``seconds``, up to ``slack``.
+
+        ``integer`` says per variable whether it must be whole.
+        """
         objective = np.concatenate(self._objective)
-        scale = max(1.0, float(np.abs(objective).max(initial=0.0)) / _LARGEST_COST)
+        largest = float(np.abs(objective).max(initial=0.0))
+        scale = largest / np.clip(largest, _LEAST_COST, _LARGEST_COST) if largest else 1.0
         model = mathopt.Model.from_model_proto(self._proto(objective / scale, integer))
         parameters = mathopt.SolveParameters(
-            random_seed=1, relative_gap_tolerance=0.0, absolute_gap_tolerance=0.0
+            random_seed=1, relative_gap_tolerance=0.0, absolute_gap_tolerance=slack / scale
         )
         if np.isfinite(seconds):
             parameters.time_limit = datetime.timedelta(seconds=max(seconds, 0.01))

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import ilp, improve, lagrange
 from .branch import Branches
-from .clock import Clock, rounded_up, same_cost
+from .clock import Clock, rounded_up
 from .dual import Dual
 from .errors import InfeasibleError
 from .lagrange import Best
@@ -54,7 +54,8 @@ def solve_exactly(layout: Layout, clock: Clock, start: np.ndarray | None) -> Fou
     best = Best()
     if start is not None:
         best.offer(layout, start)
-    answer = ilp.solve(layout, allowed, set(), clock, np.inf)
+    slack = clock.gap * max(best.cost, 0.0) if best.cost < np.inf else 0.0
+    answer = ilp.solve(layout, allowed, set(), clock, np.inf, slack=slack)
     if answer.choice is not None:
         best.offer(layout, answer.choice)
     if best.choice is None:
@@ -92,12 +93,13 @@ def solve_part(
         whole=whole,
         seconds=clock.part(share),
         persistent=pairs > _SMALL_PAIRS,
+        met=clock.enough,
     )
-    if not same_cost(best.cost, bound):
+    if not clock.enough(best.cost, bound):
         lagrange.repair(dual, best, clock, clock.part(_REPAIR_SHARE))
         clock.report("repair", best.cost, bound)
     clock.done("lagrange", began, f"cost {best.cost:.12g}, bound {bound:.12g}")
-    if not same_cost(best.cost, bound):
+    if not clock.enough(best.cost, bound):
         began = clock.elapsed()
         bound = max(bound, _close_gap(dual, best, bound, clock, whole, seed))
         clock.done("ilp", began, f"cost {best.cost:.12g}, bound {bound:.12g}")
@@ -122,11 +124,11 @@ def _close_gap(dual: Dual, best: Best, bound: float, clock: Clock, whole: bool, 
             neighbourhoods.search(best, bound, clock, _POLISH_SHARE * clock.left())
         branches = Branches(Part.whole(layout), best, clock, whole)
         for better in branches.search(dual, bound):
-            if better and not same_cost(best.cost, branches.bound):
+            if better and not clock.enough(best.cost, branches.bound):
                 share = _POLISH_SHARE * clock.left()
                 neighbourhoods.search(best, branches.bound, clock, share)
         bound = max(bound, branches.bound)
-    while not clock.over() and not same_cost(best.cost, bound):
+    while not clock.over() and not clock.enough(best.cost, bound):
         reduced = dual.reduced_costs()[1]
         gap = best.cost - bound
         within = np.isfinite(reduced) & (reduced <= gap * (1 + 1e-9) + _slack(best.cost))
@@ -140,7 +142,7 @@ def _close_gap(dual: Dual, best: Best, bound: float, clock: Clock, whole: bool, 
             if best.choice is not None:
                 within[layout.pairs_of(best.choice)] = True
         seconds = np.inf if everything else _PROGRAM_SHARE * clock.left()
-        answer = ilp.solve(layout, within, sets, clock, seconds)
+        answer = ilp.solve(layout, within, sets, clock, seconds, slack=clock.slack(bound))
         if answer.choice is not None:
             best.offer(layout, answer.choice)
         if everything:
@@ -153,10 +155,10 @@ def _close_gap(dual: Dual, best: Best, bound: float, clock: Clock, whole: bool, 
         if layout.memory is not None and answer.multipliers is not None:
             bound = max(bound, _reprice(dual, answer.multipliers, bound, whole))
         clock.report("ilp", best.cost, bound)
-        if best.choice is not None and not same_cost(best.cost, bound):
+        if best.choice is not None and not clock.enough(best.cost, bound):
             neighbourhoods.search(best, bound, clock, 0.3 * clock.left())
         pairs *= _MORE_PAIRS
-    if best.choice is not None and not same_cost(best.cost, bound):
+    if best.choice is not None and not clock.enough(best.cost, bound):
         neighbourhoods.search(best, bound, clock, clock.left())
     return bound
 

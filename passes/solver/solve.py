@@ -29,6 +29,7 @@ def solve(
     problem: Problem,
     *,
     seconds: float | None = None,
+    gap: float = 0.0,
     method: Method = "auto",
     seed: int = 0,
     start: Sequence[int] | None = None,
@@ -43,6 +44,8 @@ def solve(
         seconds: time budget, checked between steps. None goes on until the optimum is proven
             or until neither cost nor bound has got better for 20 seconds, or for half of the
             time until then if that is more. With 0 one quick attempt is made.
+        gap: how far the bound may stay below the cost, as a fraction; as soon as it is no
+            further, the search ends.
         method: "auto" eliminates, passes messages, and proves the rest with integer programs;
             "reduce" eliminates and hands the rest to one integer program; "ilp" hands
             everything to one integer program.
@@ -53,13 +56,15 @@ def solve(
     Raises:
         InfeasibleError: no assignment of finite cost fits, or none was found in time.
         ProblemError: ``start`` is no assignment of the problem within the limit.
-        ValueError: an unknown method or negative seconds.
+        ValueError: an unknown method, negative seconds or a negative gap.
     """
     if method not in ("auto", "ilp", "reduce"):
         raise ValueError(f"method: got {method!r}, expected 'auto', 'ilp' or 'reduce'")
     if seconds is not None and not seconds >= 0:
         raise ValueError(f"seconds: got {seconds}, expected a number >= 0 or None")
-    clock = Clock(seconds, progress)
+    if not gap >= 0:
+        raise ValueError(f"gap: got {gap}, expected a number >= 0")
+    clock = Clock(seconds, gap, progress)
     begin = None if start is None else _checked(problem, start)
     network = Network.of(problem)
     reduction = None

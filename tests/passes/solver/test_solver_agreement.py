@@ -204,3 +204,17 @@ def test_the_result_is_the_same_every_time() -> None:
     first, second = solve(problem), solve(problem)
     assert first.choice == second.choice
     assert first.bound == second.bound
+
+
+@pytest.mark.parametrize("gap", [0.02, 0.3])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gap_that_is_allowed_bounds_the_cost(method: str, gap: float) -> None:
+    for seed in range(4):
+        problem = grid_problem(seed, 4, 3, 0.85 * solve(grid_problem(seed, 4, 3, None)).peak)
+        optimum = solve(problem).cost
+        solution = solve(problem, method=method, gap=gap)
+        assert solution.bound <= optimum + 1e-6
+        assert optimum <= solution.cost + 1e-6
+        assert solution.gap <= gap + 1e-9
+    with pytest.raises(ValueError, match="gap"):
+        solve(problem, gap=-0.1)
