@@ -1,20 +1,24 @@
 """What becomes of many models: traced, and how much of their work a plan can split.
 
-    python benchmarks/models.py [--only NAME ...] [--out docs/models.md]
+    python benchmarks/models.py [--only NAME ...] [--rows FILE] [--out docs/models.md]
 
 The models are those of `tests/model_zoo`: small random configurations of the architectures of
 transformers and some written in plain PyTorch, in training mode. The document has one row for each.
+With `--rows` what is found of each model is appended to a file, and a run that was stopped goes on
+from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +44,10 @@ transformers {transformers}.
 work may be split.
 """
 
-EQUAL = (
-    "Names in **bold** are those of the test `tests/models/test_zoo.py`: under the searched plan "
-    "and five drawn at\nrandom on a 2x2 mesh, outputs, loss, every gradient and every buffer equal "
-    "the single device, in\ntraining and in evaluation mode."
-)
+EQUAL = """\
+Names in **bold** are those of the test `tests/models/test_zoo.py`: under the searched plan and five
+drawn at random on a 2x2 mesh, outputs, loss, every gradient and every buffer equal the single
+device, in training and in evaluation mode."""
 
 #: A share of work below which an operator that is left whole is only named.
 WORTH_SAYING = 1e-3
@@ -64,10 +67,18 @@ def row(name: str) -> dict[str, Any]:
     request = Request.make(Mesh.of({"dp": 2, "tp": 2}), None, None, None, "sharded")
     found: dict[str, Any] = {"name": name, "kind": type(model).__name__, "mode": mode}
     try:
-        found["survey"] = survey(trace_model(model, (), call, request))
+        found["survey"] = asdict(survey(trace_model(model, (), call, request)))
     except AutoparError as error:
         found["error"] = _without_paths(str(error))
     return found
+
+
+def known_rows(path: Path | None) -> dict[str, dict[str, Any]]:
+    """The rows that an earlier run wrote, by model."""
+    if path is None or not path.exists():
+        return {}
+    rows = (json.loads(line) for line in path.read_text().splitlines())
+    return {found["name"]: found for found in rows}
 
 
 def _without_paths(text: str) -> str:
@@ -84,10 +95,10 @@ def cells(found: dict[str, Any], checked: Iterable[str]) -> list[str]:
     survey = found["survey"]
     whole: Counter[tuple[str, str]] = Counter()
     share: dict[tuple[str, str], float] = {}
-    for kept in survey.whole:
-        key = (_short(kept.op), kept.reason.replace("|", "\\|"))
-        whole[key] += kept.calls
-        share[key] = share.get(key, 0.0) + kept.share
+    for kept in survey["whole"]:
+        key = (_short(kept["op"]), kept["reason"].replace("|", "\\|"))
+        whole[key] += kept["calls"]
+        share[key] = share.get(key, 0.0) + kept["share"]
     said = []
     for (op, reason), calls in whole.items():
         part = share[op, reason]
@@ -97,7 +108,7 @@ def cells(found: dict[str, Any], checked: Iterable[str]) -> list[str]:
         else:
             said.append(f"`{op}`{times}")
     text = "; ".join(said) + (" (eval mode)" if found["mode"] == "eval" else "")
-    return [name, kind, str(survey.operators), f"{survey.split:.1%}", text]
+    return [name, kind, str(survey["operators"]), f"{survey['split']:.1%}", text]
 
 
 def _short(op: str) -> str:
@@ -116,7 +127,7 @@ def write(families: dict[str, list[dict[str, Any]]], checked: Iterable[str], out
     text = HEAD.format(
         count=len(rows),
         traced=len(surveys),
-        share=sum(s.split for s in surveys) / max(1, len(surveys)),
+        share=sum(s["split"] for s in surveys) / max(1, len(surveys)),
         torch=torch.__version__.partition("+")[0],
         transformers=transformers.__version__,
         equal=EQUAL,
@@ -135,6 +146,7 @@ def write(families: dict[str, list[dict[str, Any]]], checked: Iterable[str], out
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", default=None, help="names of models")
+    parser.add_argument("--rows", type=Path, default=None, help="file of rows, one a line")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "models.md")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -146,14 +158,21 @@ def main() -> None:
 
     torch.set_num_threads(1)
     families: dict[str, list[dict[str, Any]]] = {}
+    known = known_rows(options.rows)
     for family, entries in FAMILIES.items():
         families[family] = []
         for entry in entries:
             if options.only is not None and entry.name not in options.only:
                 continue
+            if entry.name in known:
+                families[family].append(known[entry.name])
+                continue
             began = time.perf_counter()
             found = row(entry.name)
             families[family].append(found)
+            if options.rows is not None:
+                with options.rows.open("a") as file:
+                    file.write(json.dumps(found) + "\n")
             print(f"{entry.name:28} {time.perf_counter() - began:6.1f} s", flush=True)
     write(families, CHECKED, options.out)
 

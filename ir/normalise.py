@@ -20,6 +20,8 @@ from typing import Any
 from autopar.ir.graph import Graph, Node, Value, map_values
 
 _RESHAPE = "aten.reshape.default"
+#: The key of `Node.attrs` that marks a call which is kept for the random numbers it draws.
+DRAWS = "draws"
 
 
 def normalise(graph: Graph) -> Graph:
@@ -87,17 +89,24 @@ def unflatten_products(graph: Graph) -> Graph:
 def drop_dead(graph: Graph) -> Graph:
     """Without the calls and sources that no output or update needs.
 
-    Inputs stay, and buffers that are only written to.
+    Inputs stay, buffers that are only written to, and draws that are kept for their numbers
+    (`trace_draws`).
     """
+    needed = needed_values(graph)
+    kept = [n for n in graph.nodes if n.op == "input" or any(r.name in needed for r in n.results)]
+    return graph.with_nodes(tuple(kept))
+
+
+def needed_values(graph: Graph) -> set[str]:
+    """The names of the values that outputs, updates and kept draws are made from."""
     needed = {v.name for v in graph.outputs if isinstance(v, Value)}
     needed |= {v.name for _, v in graph.updates}
     needed |= {n.name for n in graph.sources("buffer") if n.target in dict(graph.updates)}
-    kept: list[Node] = []
+    needed |= {n.name for n in graph.nodes if DRAWS in n.attrs}
     for node in reversed(graph.nodes):
-        if node.op == "input" or any(r.name in needed for r in node.results):
-            kept.append(node)
+        if any(r.name in needed for r in node.results):
             needed.update(v.name for v in node.operands)
-    return graph.with_nodes(tuple(reversed(kept)))
+    return needed
 
 
 def _uses(graph: Graph) -> Counter[str]:

@@ -22,6 +22,7 @@ The work is shared out as follows::
     trace_names      names of values
     trace_origin     module path and source line of a node
     trace_grad       which results carry a gradient
+    trace_draws      random numbers that are drawn for nothing
     normalise        simplifies the graph that comes out
 """
 
@@ -38,6 +39,7 @@ from torch.utils import _pytree as pytree
 from autopar.ir.calling import CallSignature
 from autopar.ir.graph import Graph
 from autopar.ir.normalise import normalise
+from autopar.ir.trace_draws import separate_draws
 from autopar.ir.trace_export import ambient_autocast, export, model_device
 from autopar.ir.trace_read import Reader, StateTensor
 
@@ -105,7 +107,7 @@ def trace(
     device = model_device(model, (args, kwargs))
     autocast = ambient_autocast(device)
     read = Reader(model, signature, autocast, exported.checkpointed)
-    graph = read.graph(exported.program)
+    graph = separate_draws(read.graph(exported.program), device)
     spec = exported.program.call_spec.out_spec
     assert spec is not None
     return Program(

@@ -1,6 +1,7 @@
 """What to do when export stops at Python that depends on the values of tensors.
 
-Tried one after the other, and only where the example call has real data to look at:
+Tried one after the other, and only where the example call has real data to look at (before that,
+once, masks that only a traced model makes are left out):
 
 1. a mixture of experts that loops over the experts that were hit is traced in an implementation
    of fixed shapes, where its model has one;
@@ -11,19 +12,40 @@ Tried one after the other, and only where the example call has real data to look
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from autopar.ir.errors import AutoparError
+from autopar.ir.errors import AutoparError, InputError
 from autopar.ir.trace_decisions import Decisions, Replaying, record
 from autopar.ir.trace_errors import experts_module, frames_of, is_data_dependent, running_modules
 from autopar.ir.trace_modules import Caller, Observed, modules_whole, observe_modules
 from autopar.ir.trace_watch import caches_off, state_kept
+
+#: Where transformers makes attention masks.
+_MASKS = "transformers.masking_utils"
+
+
+@contextlib.contextmanager
+def _masks_as_without_a_trace() -> Iterator[None]:
+    """Let transformers leave out attention masks that mask nothing, as it does on real tensors.
+
+    Some of its models can take no mask: their attention is over fewer places than it covers. That
+    a mask which is given has no padding is a decision on data, frozen and checked like others.
+    """
+    module = sys.modules[_MASKS]
+    with contextlib.ExitStack() as stack:
+        for name in ("is_torchdynamo_exporting", "is_tracing"):
+            if hasattr(module, name):
+                stack.enter_context(mock.patch.object(module, name, lambda *given: False))
+        yield
+
 
 #: How often export is tried again; each time something else has been learnt.
 _TRIES = 12
@@ -44,6 +66,7 @@ class Fallbacks:
         self._experts: list[tuple[Any, Any]] = []
         self._unfit: set[type] = set()
         self._tries = 0
+        self._masks_left_out = False
         self.notes: list[str] = []
 
     @contextlib.contextmanager
@@ -60,6 +83,8 @@ class Fallbacks:
         with contextlib.ExitStack() as stack:
             if self._decisions is not None:
                 stack.enter_context(Replaying(self._decisions))
+            if self._masks_left_out:
+                stack.enter_context(_masks_as_without_a_trace())
             yield
 
     def restore(self) -> None:
@@ -71,8 +96,11 @@ class Fallbacks:
     def learn(self, error: BaseException) -> bool:
         """Whether something was changed that may get export over this error."""
         self._tries += 1
-        if self._tries > _TRIES or not is_data_dependent(error):
+        if self._tries > _TRIES:
             return False
+        if not is_data_dependent(error):
+            first, self._masks_left_out = not self._masks_left_out, True
+            return first and _MASKS in sys.modules
         frames = frames_of(error)
         if self._switch_experts(frames):
             return True
@@ -87,8 +115,20 @@ class Fallbacks:
                 return self._keep_whole(frames)
         except AutoparError:
             raise
-        except Exception:  # the model cannot even run; the first error says more
+        except Exception as failure:
+            self._refuse_failing(failure)
             return False
+
+    def _refuse_failing(self, failure: Exception) -> None:
+        """Say so where it is the model itself that cannot run the example call."""
+        try:
+            with state_kept(self._model), caches_off(self._model), torch.no_grad():
+                self._model(*self._args, **self._kwargs)
+        except Exception as error:
+            raise InputError(
+                f"{type(self._model).__name__} fails on the example call by itself, with "
+                f"{type(error).__name__}: {str(error).strip()[:300]}"
+            ) from failure
 
     def _switch_experts(self, frames: Sequence[FrameType]) -> bool:
         module = experts_module(frames)

@@ -18,6 +18,7 @@ from autopar.ir.trace_grad import overload
 from autopar.ir.whole import Whole
 from autopar.runtime.groups import current
 from autopar.runtime.random import default_generator, next_generator
+from autopar.runtime.row_major import RowMajorDraws
 
 # Ranks that are threads of one process share its default generator.
 _LOCK = threading.Lock()
@@ -35,7 +36,8 @@ def drawing_alike(op: str, whole: Whole) -> Callable[..., Any]:
             before = used.get_state()
             used.set_state(shared.get_state())
             try:
-                return whole(operands)
+                with RowMajorDraws():
+                    return whole(operands)
             finally:
                 shared.set_state(used.get_state())
                 used.set_state(before)

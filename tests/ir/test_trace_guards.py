@@ -152,7 +152,7 @@ def test_checkpointed_module_is_traced_and_marked(reentrant):
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
     marks = [(n.origin.module, n.attrs.get("recompute")) for n in program.graph.calls]
     assert marks == [("fc", None), ("inner.0", "inner"), ("inner.1", "inner"), ("", None)]
-    assert program.notes == ("inner: checkpointed, traced as a plain call",)
+    assert program.notes == ("inner: checkpointed, computed again in the backward pass",)
 
 
 def test_reentrant_checkpoint_without_a_gradient_gives_none():

@@ -48,5 +48,5 @@ ENTRIES: tuple[Entry, ...] = (
        attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1, experts="batched_mm"),
     hf("switch-transformers", "SwitchTransformersForConditionalGeneration", seq2seq,
        num_experts=4, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=4,
-       num_sparse_encoder_layers=1, num_sparse_decoder_layers=1),
+       num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, double=False),
 )  # fmt: skip

@@ -36,5 +36,5 @@ ENTRIES: tuple[Entry, ...] = (
         "past_observed_mask": torch.ones(BATCH, 15), "future_values": torch.randn(BATCH, 4),
         "future_time_features": torch.randn(BATCH, 4, 2)},
        prediction_length=4, context_length=8, num_time_features=2, lags_sequence=[1, 2, 7],
-       double=False),
+       label_length=4, moving_average=3, double=False),
 )  # fmt: skip

@@ -172,6 +172,22 @@ def test_both_attention_implementations_split_their_heads(attention):
     report.raise_if_failed()
 
 
+def test_attention_over_fewer_places_than_a_mask_covers():
+    """Transformers makes a mask of such a model only where it is exported, and it fits nothing."""
+    model, call = build_entry(MODELS["nystromformer"], "eval")
+    check(model, tolerance=5e-6, **call)
+
+
+class Failing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x[:, :-1]]) if x.sum() < 0 or x.sum() > 0 else x
+
+
+def test_a_model_that_fails_by_itself_is_told_so():
+    with pytest.raises(TraceError, match="Failing fails on the example call by itself, with Run"):
+        verify(Failing(), (batch(4, 6),), mesh=2)
+
+
 class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

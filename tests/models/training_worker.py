@@ -268,6 +268,12 @@ def check_tools(rank: int, world: int) -> None:
     parallel.load_state_dict({name: value * 2 for name, value in state.items()})
     single.load_state_dict({name: value * 2 for name, value in expected_state.items()})
     train_together(parallel, single, call, 1)
+    # A step as long as the weight is, as LAMB's: norms are of whole tensors, not of pieces.
+    with torch.no_grad():
+        for name, parameter in single.named_parameters():
+            for p in (parameter, parallel.get_parameter(name)):
+                p.sub_(p.grad * (0.1 * float(p.norm() / p.grad.norm())))
+            assert_close(parallel.get_parameter(name), parameter, f"{name} after a scaled step")
 
 
 def check_meshes(rank: int, world: int) -> None:
