@@ -13,6 +13,11 @@ from random_plans import VERIFIED
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_update_option(parser)
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="the model zoo: all of it, on 3 ranks too, five random plans of each graph",
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

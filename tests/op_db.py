@@ -39,7 +39,7 @@ SIZES = {"S": 6, "M": 12, "L": 12}
 LARGEST = 20_000
 
 #: Among how many of an operator's samples the tested ones are drawn.
-CONSIDERED = 40
+CONSIDERED = 20
 
 #: Seed of all drawing of samples.
 SEED = 20

@@ -31,9 +31,10 @@ def run_ranks(worker: Path, world: int, *checks: str, limit_s: float = 240.0) ->
 
     Returns what the ranks printed. Fails with that where a check fails or the time is up.
     """
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, str(worker), str(world), *checks],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

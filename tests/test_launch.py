@@ -13,7 +13,7 @@ from pathlib import Path
 from ranks import TESTS
 
 SCRIPT = Path(__file__).with_name("launch_script.py")
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 def run(*command: str, **environment: str) -> dict[tuple[int, int], str]:

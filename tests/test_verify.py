@@ -119,9 +119,9 @@ def broken_to_nan(self: Group, x: Tensor, op: str = "sum") -> Tensor:
     return total * float("nan") if self.index == 1 else total
 
 
-def broken_gather(self: Group, x: Tensor, dim: int) -> Tensor:
+def broken_gather(self: Group, x: Tensor, dim: int, *rest: Any) -> Tensor:
     """What this rank holds is lost."""
-    whole = real_all_gather(self, x, dim)
+    whole = real_all_gather(self, x, dim, *rest)
     self.block(whole, dim).zero_()
     return whole
 

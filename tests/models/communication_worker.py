@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial
 from training_worker import adamw, assert_close, assert_same_state
 
 import autopar
-from autopar.compiler import Request, describe_plan, trace_model
+from autopar.compiler import Request, Traced, describe_plan, trace_model
 from autopar.ir.fused import FUSED
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
@@ -24,6 +24,7 @@ from autopar.passes.baselines import baseline_assignments
 from autopar.passes.communication import collectives_of
 from autopar.passes.fuse import SMALLEST
 from autopar.passes.prices import DevicePrices
+from autopar.passes.search import Searched
 from autopar.plans import Plan
 from autopar.runtime.counting import Sent, count_communication
 from devices import slow_device
@@ -39,16 +40,22 @@ Counts = Counter[tuple[str, tuple[str, ...], int]]
 
 
 @cache
-def plan_of(name: str, mesh: tuple[tuple[str, int], ...], scheme: str, device: Any) -> Plan:
-    """The plan that people write by hand under this name."""
+def baselines_of(
+    name: str, mesh: tuple[tuple[str, int], ...], device: Any
+) -> tuple[Traced, Request, Mapping[str, Searched]]:
+    """A model of the zoo, and the plans that people write by hand for it by their names."""
     model, call = build(name)
     request = Request.make(Mesh(mesh), None, None, device, "auto")
     traced = trace_model(model, (), call, request)
     placed, rules = traced.placed, traced.rules
     prices = DevicePrices(request.mesh, request.device)
-    baselines = baseline_assignments(placed, rules, request.mesh, prices)
-    found = baselines.found[scheme]
-    return describe_plan(traced, request, found.assignment, "auto", 1.0, 1.0)
+    return traced, request, baseline_assignments(placed, rules, request.mesh, prices).found
+
+
+def plan_of(name: str, mesh: tuple[tuple[str, int], ...], scheme: str, device: Any) -> Plan:
+    """The plan that people write by hand under this name."""
+    traced, request, found = baselines_of(name, mesh, device)
+    return describe_plan(traced, request, found[scheme].assignment, "auto", 1.0, 1.0)
 
 
 def parallelised(
