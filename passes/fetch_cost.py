@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.ir.fused import FUSABLE
 from autopar.ir.layout import REPLICATE
 from autopar.ir.mesh import Mesh
 from autopar.passes.collective_cost import NOTHING, Line, collective_line
@@ -19,6 +18,10 @@ from autopar.passes.device import Device
 from autopar.passes.fuse import bucket_bytes
 from autopar.passes.reshard_price import StepLine
 from autopar.passes.reshard_steps import Step
+
+#: The steps that a bucket sends for all of its tensors at once. What else it may do to them, such
+#: as cutting them, is done to each by itself.
+_PACKED = ("all_gather", "all_reduce", "to_replicate")
 
 
 def in_buckets(
@@ -43,7 +46,7 @@ def in_buckets(
     """
     lines, sent = lines.copy(), np.zeros((len(lines), 2))
     for i, (step, (before, after)) in enumerate(zip(steps, held.tolist(), strict=True)):
-        if step.op in FUSABLE and before and after:
+        if step.kind in _PACKED and before and after:
             lines[i], sent[i] = fetch_line(step, before, after, mesh, device, nbytes)
     return lines, sent
 
@@ -68,6 +71,12 @@ def fetch_line(
     if step.kind == "to_replicate":
         sent = collective("all_reduce")
         return StepLine(NOTHING, _sum(sent, copy(after))), sent
+    if step.kind == "all_reduce":
+        summed = collective("all_reduce")
+        forward = _sum(copy(before), summed)
+        if step.state != REPLICATE:
+            return StepLine(forward, NOTHING), NOTHING
+        return StepLine(forward, _sum(summed, copy(after))), summed
     # A tensor as large as a bucket has one to itself: nothing is to be taken apart.
     alone = larger * nbytes >= bucket_bytes(device, mesh, "all_gather", step.axes)
     packing = NOTHING if alone else copy(before)

@@ -195,3 +195,16 @@ def test_a_large_gradient_sum_goes_the_hierarchical_way_between_hosts() -> None:
     ]
     small = plan_reshard(src, dst, (64, 64), mesh, device, grad=True)
     assert [(s.kind, s.axes) for s in small] == [("all_reduce", ("dp", "tp"))]
+
+
+@pytest.mark.parametrize("device", ["h100", "cpu"])
+def test_what_a_bucket_cuts_or_pads_costs_no_collective(device: str) -> None:
+    """A parameter on its way into the graph: only what is sent is priced as sent."""
+    mesh, shape = Mesh.of({"a": 2, "b": 2}), (8192, 8192)
+    prices = ReshardCosts(mesh, device_for(device, mesh))
+    stored = Layout(dims=(("a",), ()))
+    read = Layout(dims=((), ()), partial=("a",))
+    costs, sent = prices.fetch([stored], [read], shape, 4, True)
+    gather, _ = prices.fetch([stored], [Layout.whole(2)], shape, 4, True)
+    assert sent is None
+    assert 0 <= costs[0, 0] < 0.5 * gather[0, 0]
