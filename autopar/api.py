@@ -26,7 +26,9 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.trace_export import model_device
 from autopar.launch import compute_device, world_size
 from autopar.mesh_search import on_topology, search_program
+from autopar.mixed import MixedPrecision, given_with_plan
 from autopar.module import CallOptions, ParallelModule
+from autopar.passes.policies import Given
 from autopar.passes.topology import Topology
 from autopar.plan_reports import with_reports
 from autopar.plans import Plan
@@ -53,6 +55,11 @@ def autoparallelize(
     outputs: str = "auto",
     memory: int | str | None = None,
     optimizer: str = "adam",
+    memory_policy: Given = None,
+    zero: int = 0,
+    mixed_precision: str | None = None,
+    reduce_dtype: torch.dtype | str | None = None,
+    share_blocks: bool = True,
     shapes: str = "recompile",
     check: str = "first",
     exact_rng: bool = False,
@@ -96,6 +103,28 @@ def autoparallelize(
         the most one rank may hold during a training step (``"80GB"``, or bytes), counting the
         state of this optimizer: "none", "sgd", "momentum", "adam" or "adamw". The search keeps to
         it, or says what is missing (MemoryLimitError). A given `plan` is taken as it is.
+    memory_policy:
+        what is kept for the backward pass: "keep", "recompute" (block by block),
+        "recompute:sqrt", "recompute:<number of blocks>", "offload", "compress" or "compress8", or
+        a dict of such by module path pattern, of which the last that matches counts. With
+        "+regather" gathered parameters are gathered again. Default: keep, but for what the model
+        checkpoints itself. A given `plan` brings its own.
+    zero:
+        1, 2 or 3: store parameters, their gradients and optimizer state in shards over the data
+        axes of the plan; 3: gather parameters again in the backward pass instead of keeping the
+        gathered copies. A given `plan` is taken as it is.
+    mixed_precision:
+        "bf16" or "fp16": the model computes as under `torch.autocast` of that dtype, whatever the
+        device: products in the low dtype, what needs it in float32. Parameters, their gradients
+        and the optimizer's state stay as they are; a parameter is cast before it is gathered. For
+        "fp16" see `GradScaler`. A given `plan` brings its own.
+    reduce_dtype:
+        the dtype in which gradients of parameters that are cast are summed over ranks:
+        torch.float32 (default) or the low one
+    share_blocks:
+        whether equal blocks of the model, such as the layers of a transformer, share their
+        decisions, so that they are searched once. Without, every block may be split another way;
+        planning takes longer with every one.
     shapes:
         what a call unlike those before it does (other shapes or dtypes, other arguments, labels
         given or not): ``"recompile"``: a graph is made for it, and kept, on the same parameters;
@@ -105,7 +134,9 @@ def autoparallelize(
         ``"first"``: at the first call of a kind; ``"every"``: at every call (two small messages)
     exact_rng:
         dropout and the like draw bit for bit what the model draws on one device after the same
-        `torch.manual_seed`, whatever the plan. Each rank draws for the whole tensor.
+        `torch.manual_seed`, whatever the plan. Each rank draws for the whole tensor, in the order
+        of its indices; PyTorch fills a transposed tensor in the order of its memory, and draws
+        alike under `autopar.runtime.row_major.RowMajorDraws`.
 
     Raises MeshError, HintError, PlanError, TraceError or InputError before any communication
     where an argument is wrong, DesyncError where ranks disagree.
@@ -123,15 +154,29 @@ def autoparallelize(
             "inputs='local': give an example call with the whole batch (args or kwargs), "
             "a local piece does not say how large it is"
         )
+    mixed = MixedPrecision.make(mixed_precision, reduce_dtype)
     home = _home_of(model, mesh)
     given = None if plan is None else resolve_plan(plan)
     if given is not None:
         device, outputs = given.device if device is None else device, given.outputs
+        mixed = given_with_plan(mixed, given.mixed)
     shape = _mesh_of(mesh)
     traced: Traced | None = None
 
     def request_for(shape: Mesh) -> Request:
-        return Request.make(shape, mode, hints, device, outputs, memory, optimizer)
+        return Request.make(
+            shape,
+            mode,
+            hints,
+            device,
+            outputs,
+            memory,
+            optimizer,
+            memory_policy,
+            zero,
+            mixed,
+            share_blocks,
+        )
 
     if topology is not None and given is None:
         chosen, device = on_topology(
@@ -140,7 +185,7 @@ def autoparallelize(
         if chosen is None and not has_example:
             raise MeshError("topology: choosing a mesh takes an example call (args or kwargs)")
         if chosen is None:
-            traced, given = _choose_mesh(model, args, kwargs, topology, request_for, home)
+            traced, given = _choose_mesh(model, args, kwargs, topology, request_for, home, mixed)
             shape = given.mesh
     if given is not None and given.mesh != shape:
         raise PlanError(f"plan: made for the mesh {given.mesh}, this run has {shape}")
@@ -173,11 +218,17 @@ def plan(
     outputs: str = "auto",
     memory: int | str | None = None,
     optimizer: str = "adam",
+    memory_policy: Given = None,
+    zero: int = 0,
+    mixed_precision: str | None = None,
+    reduce_dtype: torch.dtype | str | None = None,
+    share_blocks: bool = True,
 ) -> Plan:
     """Make a plan without process group, devices or memory for the model (it may be on meta).
 
     Arguments and errors are those of `autoparallelize`; the mesh must be given, or a topology.
     """
+    mixed = MixedPrecision.make(mixed_precision, reduce_dtype)
     home = torch.device("cpu")
     shape = None
     if topology is not None:
@@ -188,11 +239,23 @@ def plan(
         shape = Mesh.of(mesh)
 
     def request_for(shape: Mesh) -> Request:
-        return Request.make(shape, mode, hints, device, outputs, memory, optimizer)
+        return Request.make(
+            shape,
+            mode,
+            hints,
+            device,
+            outputs,
+            memory,
+            optimizer,
+            memory_policy,
+            zero,
+            mixed,
+            share_blocks,
+        )
 
     if shape is None:
         assert topology is not None
-        traced, made = _best_mesh(model, args, kwargs, topology, request_for, home)
+        traced, made = _best_mesh(model, args, kwargs, topology, request_for, home, mixed)
     else:
         request = request_for(shape)
         traced = _trace(model, args, kwargs, request, home)
@@ -219,6 +282,7 @@ def _best_mesh(
     topology: Topology,
     request_for: Callable[[Mesh], Request],
     home: torch.device,
+    mixed: MixedPrecision | None,
     choose: Callable[[Callable[[], Plan]], Plan] = lambda make: make(),
 ) -> tuple[Traced, Plan]:
     """The plan of the best mesh on a topology, and the model as it is traced for it.
@@ -228,7 +292,7 @@ def _best_mesh(
     """
     if isinstance(model, nn.Module):
         model = traceable(model, home)
-    program = trace_program(model, *_call(args, kwargs))
+    program = trace_program(model, *_call(args, kwargs), mixed)
 
     def search() -> Plan:
         found = search_program(model, program, topology, request_for)
@@ -245,6 +309,7 @@ def _choose_mesh(
     topology: Topology,
     request_for: Callable[[Mesh], Request],
     home: torch.device,
+    mixed: MixedPrecision | None,
 ) -> tuple[Traced, Plan]:
     """The same on every rank: the first one searches."""
 
@@ -253,7 +318,7 @@ def _choose_mesh(
         context = RankContext.from_process_group(ranks, device_type=home.type)
         return agreement.from_first_rank(context, search, "choosing the mesh")
 
-    return _best_mesh(model, args, kwargs, topology, request_for, home, choose)
+    return _best_mesh(model, args, kwargs, topology, request_for, home, mixed, choose)
 
 
 def _home_of(model: nn.Module, mesh: Any) -> torch.device:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from autopar.comparison import FREE, PLAN, Comparison, ComparisonRow
@@ -21,6 +22,7 @@ from autopar.ir.errors import MeshError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule
+from autopar.mixed import MixedPrecision, given_with_plan
 from autopar.passes import pipeline
 from autopar.passes.assignment import Assignment
 from autopar.passes.baselines import baseline_assignments
@@ -40,6 +42,8 @@ def compare(
     hints: Mapping[str, Any] | None = None,
     device: Any = None,
     outputs: str = "auto",
+    mixed_precision: str | None = None,
+    reduce_dtype: torch.dtype | str | None = None,
 ) -> Comparison:
     """Set a plan beside data parallel, FSDP, Megatron's tensor parallel and their mixtures.
 
@@ -47,21 +51,23 @@ def compare(
     errors are those of `autopar.plan`.
 
     plan:
-        the plan to compare, or its file; its mesh, device and outputs hold then, and `hints` must
-        be those it was made with. Default: the plan that `autopar.plan` makes.
+        the plan to compare, or its file; its mesh, device, outputs and mixed precision hold then,
+        and `hints` must be those it was made with. Default: the plan that `autopar.plan` makes.
 
     Raises PlanError for a plan of another model or mesh, MeshError where neither mesh nor plan is
     given.
     """
+    mixed = MixedPrecision.make(mixed_precision, reduce_dtype)
     given = None if plan is None else resolve_plan(plan)
     if given is not None:
         shape = given.mesh if mesh is None else Mesh.of(mesh)
         device, outputs = given.device, given.outputs
+        mixed = given_with_plan(mixed, given.mixed)
     elif mesh is not None:
         shape = Mesh.of(mesh)
     else:
         raise MeshError("mesh: give the mesh to plan for, or a plan")
-    request = Request.make(shape, mode, hints, device, outputs)
+    request = Request.make(shape, mode, hints, device, outputs, mixed=mixed)
     traced = trace_model(model, args, {} if kwargs is None else kwargs, request)
     if given is None:
         given = make_plan(traced, request)

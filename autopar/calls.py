@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autopar.ir.calling import Entry, TensorArgument
-from autopar.ir.trace_export import ambient_autocast
+from autopar.mixed import MixedPrecision, in_force
 
 #: The part of a module's training state that a graph depends on: the modules in eval mode.
 Modes = frozenset[str]
@@ -24,7 +24,7 @@ class Surroundings:
     """The state of PyTorch around a call that a trace freezes.
 
     autocast:
-        (device type, dtype) of an active `torch.autocast` for the module's device
+        (device type, dtype) of the module's mixed precision, or of a `torch.autocast` that is on
     default_dtype:
         `torch.get_default_dtype()`, which tensors made in `forward` have
     """
@@ -33,8 +33,9 @@ class Surroundings:
     default_dtype: torch.dtype
 
     @staticmethod
-    def now(device: torch.device) -> Surroundings:
-        return Surroundings(ambient_autocast(device), torch.get_default_dtype())
+    def now(device: torch.device, mixed: MixedPrecision | None = None) -> Surroundings:
+        """Raises InputError where the two are not of one dtype."""
+        return Surroundings(in_force(mixed, device), torch.get_default_dtype())
 
 
 @dataclass(frozen=True)

@@ -26,22 +26,38 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule
 from autopar.ir.text import print_graph
 from autopar.ir.trace import Program, trace
+from autopar.ir.trace_export import model_device
+from autopar.kept_rows import KeptRow, make_kept_rows
 from autopar.memory_report import parse_size
+from autopar.mixed import MixedPrecision, region
 from autopar.passes import pipeline
 from autopar.passes.assignment import Assignment
 from autopar.passes.choices import rules_of
+from autopar.passes.communication import format_bytes
 from autopar.passes.device import Device, device_for
 from autopar.passes.hints import Hint
+from autopar.passes.keep_costs import policy_effects
 from autopar.passes.memory_limit import MemoryLimit
 from autopar.passes.overlap import NOTHING_HIDDEN, Hiding
 from autopar.passes.place_hints import Placed
+from autopar.passes.policies import (
+    NO_POLICIES,
+    Given,
+    Policies,
+    check_given,
+    resolve_policies,
+)
 from autopar.passes.prices import DevicePrices
-from autopar.passes.search import MODES, OUTPUTS
+from autopar.passes.search import MODES, OUTPUTS, Searched
 from autopar.passes.timeline import optimizer_states
+from autopar.passes.zero import Sharded
 from autopar.plan_check import check_plan, source_label, source_type
 from autopar.plans import Plan
 from autopar.report import make_rows
 from autopar.sharding import make_hint, module_hints
+
+#: The levels of ZeRO, 0 for parameters stored as the search has it.
+ZERO_LEVELS = (0, 1, 2, 3)
 
 #: How the text of a graph names a device.
 _DEVICES = re.compile(r'device\("[^"]*"\)')
@@ -57,6 +73,14 @@ class Request:
         None: semi-auto when there are hints, else auto
     limit:
         the most memory one rank may need, None for no limit
+    memory_policy:
+        what is kept for the backward pass (`autopar.passes.policies`)
+    zero:
+        the level of ZeRO, 0 for none
+    mixed:
+        the mixed precision that the model is traced under, None for none
+    share_blocks:
+        whether equal blocks of the model share their decisions
     """
 
     mesh: Mesh
@@ -65,6 +89,10 @@ class Request:
     device: Device
     outputs: str
     limit: MemoryLimit | None = None
+    memory_policy: Given = None
+    zero: int = 0
+    mixed: MixedPrecision | None = None
+    share_blocks: bool = True
 
     @staticmethod
     def make(
@@ -75,18 +103,28 @@ class Request:
         outputs: str,
         memory: int | str | None = None,
         optimizer: str = "adam",
+        memory_policy: Given = None,
+        zero: int = 0,
+        mixed: MixedPrecision | None = None,
+        share_blocks: bool = True,
     ) -> Request:
         """Check and normalise. Raises PlanError or HintError naming the argument."""
         if mode is not None and mode not in MODES:
             raise PlanError(f"mode: expected one of {MODES} or None, got {mode!r}")
         if outputs not in OUTPUTS:
             raise PlanError(f"outputs: expected one of {OUTPUTS}, got {outputs!r}")
+        if zero not in ZERO_LEVELS or isinstance(zero, bool):
+            raise PlanError(f"zero: expected one of {ZERO_LEVELS}, got {zero!r}")
+        check_given(memory_policy)
         priced_for = device_for(device or "cpu", mesh)
         limit = None
         if memory is not None:
             optimizer_states(optimizer)  # refuses one it does not know
             limit = MemoryLimit(parse_size(memory), optimizer, dry_operators)
-        return Request(mesh, mode, _pattern_hints(hints), priced_for, outputs, limit)
+        hinted = _pattern_hints(hints)
+        return Request(
+            mesh, mode, hinted, priced_for, outputs, limit, memory_policy, zero, mixed, share_blocks
+        )
 
 
 def _pattern_hints(hints: Mapping[str, Any] | None) -> dict[str, Hint]:
@@ -129,13 +167,19 @@ def trace_model(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], request: Request
 ) -> Traced:
     """Trace a model and resolve its hints; no communication."""
-    return place_program(trace_program(model, args, kwargs), model, request)
+    return place_program(trace_program(model, args, kwargs, request.mixed), model, request)
 
 
-def trace_program(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+def trace_program(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mixed: MixedPrecision | None = None,
+) -> Program:
     """Trace a model; its hints are still markers."""
     _check_call(model, args, kwargs)
-    return trace(model, tuple(args), dict(kwargs))
+    with region(mixed, model_device(model, (args, kwargs))):
+        return trace(model, tuple(args), dict(kwargs))
 
 
 def place_program(program: Program, model: nn.Module, request: Request) -> Traced:
@@ -146,6 +190,7 @@ def place_program(program: Program, model: nn.Module, request: Request) -> Trace
         module_hints(model),
         request.hints,
         _module_names(model),
+        *([] if request.mixed is None else [request.mixed.reduce_dtype]),
     )
     text = print_graph(placed.graph)
     hints = sorted(f"{name} {fix}" for name, fix in placed.fixes.items())
@@ -181,15 +226,28 @@ def _module_names(model: nn.Module) -> dict[str, str]:
 def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | None = None) -> Plan:
     """Search the assignment of a traced model. `pinned` gives parameter layouts by name."""
     mode = request.mode or ("semi_auto" if traced.placed.fixes else "auto")
-    searched = pipeline.decide(
-        traced.placed,
-        request.mesh,
-        request.device,
-        mode=mode,  # type: ignore[arg-type]
-        outputs=request.outputs,  # type: ignore[arg-type]
-        pinned=pinned,
-        limit=request.limit,
-    )
+    # A pattern that a later kind of call has nothing for was good for the first one.
+    policies = policies_of(traced, request, strict=pinned is None)
+
+    def decide(pinned: Mapping[str, Layout] | None) -> Searched:
+        return pipeline.decide(
+            traced.placed,
+            request.mesh,
+            request.device,
+            mode=mode,  # type: ignore[arg-type]
+            outputs=request.outputs,  # type: ignore[arg-type]
+            pinned=pinned,
+            limit=request.limit,
+            share_blocks=request.share_blocks,
+            policies=policies,
+        )
+
+    searched = decide(pinned)
+    notes: list[str] = []
+    if request.zero and pinned is None:
+        sharded = pipeline.store_in_shards(traced.graph, searched, request.device, decide)
+        searched = sharded.searched
+        notes = _zero_notes(traced.graph, request.zero, sharded)
     solution = searched.solution
     return describe_plan(
         traced,
@@ -199,7 +257,33 @@ def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | N
         solution.cost,
         solution.bound,
         searched.hiding,
+        policies,
+        [*notes, *searched.notes],
     )
+
+
+def policies_of(traced: Traced, request: Request, strict: bool = True) -> Policies:
+    """What a request keeps for the backward pass of a traced model.
+
+    Raises PlanError for a pattern that matches nothing, unless `strict` is off.
+    """
+    return resolve_policies(traced.graph, request.memory_policy, request.zero == 3, strict)
+
+
+def _zero_notes(graph: Graph, level: int, sharded: Sharded) -> list[str]:
+    """What ZeRO did, and what it could not do."""
+    if not sharded.axes:
+        return [f"zero={level}: no axis is data parallel here, parameters are stored as they were"]
+    over = "+".join(sharded.axes)
+    notes = [f"zero={level}: {len(sharded.shards)} parameters are stored in shards over {over}"]
+    if sharded.whole:
+        values = {node.target: node.results[0] for node in graph.sources("param")}
+        nbytes = format_bytes(sum(values[name].nbytes for name in sharded.whole))
+        notes.append(
+            f"zero={level}: {len(sharded.whole)} parameters ({nbytes}) stay whole along an axis of "
+            f"{over}, which cuts no dimension of theirs; the first is {sharded.whole[0]}"
+        )
+    return notes
 
 
 def describe_plan(
@@ -210,6 +294,8 @@ def describe_plan(
     seconds: float,
     bound: float,
     hiding: Hiding = NOTHING_HIDDEN,
+    policies: Policies = NO_POLICIES,
+    notes: Sequence[str] = (),
 ) -> Plan:
     """The plan of an assignment, with its rows for reading."""
     graph = traced.graph
@@ -238,8 +324,32 @@ def describe_plan(
             *traced.program.notes,
             *_hint_notes(traced.placed, mode),
             *_rule_notes(graph, traced.rules),
+            *notes,
         ),
+        mixed=request.mixed,
+        policies=policies,
+        kept=_kept_rows(traced, request, assignment, policies, prices),
     )
+
+
+def _kept_rows(
+    traced: Traced,
+    request: Request,
+    assignment: Assignment,
+    policies: Policies,
+    prices: DevicePrices,
+) -> tuple[KeptRow, ...]:
+    """What the policies save and cost in training."""
+    if not policies or not traced.program.training:
+        return ()
+    plain, lowered = (
+        pipeline.lower(traced.graph, assignment, request.device, each)
+        for each in (NO_POLICIES, policies)
+    )
+    effects = policy_effects(
+        traced.graph, plain, lowered, traced.rules, assignment, prices, dry_operators
+    )
+    return make_kept_rows(effects)
 
 
 def _hint_notes(placed: Placed, mode: str) -> list[str]:
@@ -283,7 +393,7 @@ def lower_plan(traced: Traced, plan: Plan, request: Request) -> Graph:
         traced.program.training,
     )
     try:
-        return pipeline.lower(traced.graph, plan.assignment, plan.device)
+        return pipeline.lower(traced.graph, plan.assignment, plan.device, plan.policies)
     except (LayoutError, GraphError, MeshError) as error:
         raise PlanError(f"plan: {error}") from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 
 from autopar.dry_run import dry_operators
@@ -12,6 +11,7 @@ from autopar.ir.errors import PlanError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
 from autopar.passes.communication import format_bytes
+from autopar.passes.contributors import Contributor, contributors
 from autopar.passes.memory import memory_timeline
 from autopar.passes.timeline import Timeline
 
@@ -24,32 +24,6 @@ UNITS = {"B": 1} | {
     for infix, base in (("", 1000), ("i", 1024))
     for power, prefix in enumerate("KMGT", 1)
 }
-
-
-@dataclass(frozen=True)
-class Contributor:
-    """What one module holds of one kind at the peak.
-
-    module:
-        its path ("" is the model itself)
-    tensors:
-        how many pieces of memory these are
-    largest:
-        the name of the largest of them
-    """
-
-    module: str
-    kind: str
-    nbytes: int
-    tensors: int
-    largest: str
-
-    def __str__(self) -> str:
-        count = "" if self.tensors == 1 else f" in {self.tensors} tensors, the largest"
-        return (
-            f"{format_bytes(self.nbytes)} {self.kind} of "
-            f"{self.module or 'the model itself'}:{count} {self.largest}"
-        )
 
 
 @dataclass(frozen=True)
@@ -78,14 +52,7 @@ class MemoryReport:
     @property
     def contributors(self) -> tuple[Contributor, ...]:
         """What is in use at the peak by module and kind, the largest first."""
-        groups = defaultdict(list)
-        for item in self.timeline.at_peak:
-            groups[item.module, item.kind].append(item)
-        found = [
-            Contributor(module, kind, sum(i.nbytes for i in items), len(items), items[0].name)
-            for (module, kind), items in groups.items()
-        ]
-        return tuple(sorted(found, key=lambda c: (-c.nbytes, c.module, c.kind)))
+        return contributors(self.timeline)
 
     def __str__(self) -> str:
         lines = [
@@ -99,6 +66,8 @@ class MemoryReport:
             for kind, nbytes in self.timeline.kinds_at_peak.items()
             if most[kind]
         ]
+        if self.timeline.host:
+            lines.append(f"in the host's memory: {format_bytes(sum(self.timeline.host.values()))}")
         lines.append("largest at the peak:")
         lines += [f"  {contributor}" for contributor in self.contributors[:CONTRIBUTORS]]
         lines += [

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from autopar.compiler import Request, make_plan, place_program, trace_program
@@ -14,6 +15,7 @@ from autopar.ir.errors import AutoparError, MeshError, PlanError
 from autopar.ir.mesh import Mesh
 from autopar.ir.trace import Program
 from autopar.mesh_table import MeshOption, format_meshes
+from autopar.mixed import MixedPrecision
 from autopar.passes.device import Device, device_for
 from autopar.passes.solver import InfeasibleError
 from autopar.passes.topology import AXIS_NAMES, Topology, candidate_meshes
@@ -93,6 +95,8 @@ def search_meshes(
     outputs: str = "auto",
     memory: int | str | None = None,
     optimizer: str = "adam",
+    mixed_precision: str | None = None,
+    reduce_dtype: torch.dtype | str | None = None,
     max_axes: int = 3,
     names: Sequence[str] = AXIS_NAMES,
 ) -> MeshSearch:
@@ -115,10 +119,11 @@ def search_meshes(
     described = device_for(device or "cpu", Mesh.of(1))
     topology = Topology.of(devices, described)
     placed = topology.place(described)
-    program = trace_program(model, args, {} if kwargs is None else kwargs)
+    mixed = MixedPrecision.make(mixed_precision, reduce_dtype)
+    program = trace_program(model, args, {} if kwargs is None else kwargs, mixed)
 
     def request_for(mesh: Mesh) -> Request:
-        return Request.make(mesh, mode, hints, placed, outputs, memory, optimizer)
+        return Request.make(mesh, mode, hints, placed, outputs, memory, optimizer, mixed=mixed)
 
     return search_program(model, program, topology, request_for, max_axes=max_axes, names=names)
 

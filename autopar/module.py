@@ -6,8 +6,8 @@ import contextlib
 import inspect
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,10 +25,18 @@ from autopar.calls import Call, CallKey, Surroundings, changes, covers, state_of
 from autopar.compiled import Compiled, agree_on_plan, compile_plan
 from autopar.compiler import Request, Traced, trace_model
 from autopar.face import Face
+from autopar.infinities import agree_on_infinities
 from autopar.ir.calling import flatten_call
 from autopar.ir.errors import AutoparError, InputError
 from autopar.ir.graph import Graph, Value
 from autopar.materialise import as_global
+from autopar.one_piece import (
+    call_in_one_piece,
+    is_compiling,
+    of_fixed_sizes,
+    require_compilable,
+    whole_if_differentiable,
+)
 from autopar.optimizers import watch
 from autopar.plans import Plan
 from autopar.runtime.groups import RankContext
@@ -83,6 +91,8 @@ class ParallelModule(Face):
         self._compiled: OrderedDict[CallKey, Compiled] = OrderedDict()
         #: The kinds of calls that were compared between ranks, and ran.
         self._agreed: set[CallKey] = set()
+        #: What `torch.compile` sees of a call.
+        self._in_one_piece: Callable[..., Any] | None = None
         #: How the inputs of the first graph are divided, by path.
         self.example_inputs: dict[str, LocalInput] = {}
         context.prepare([self.mesh.names])
@@ -130,11 +140,21 @@ class ParallelModule(Face):
     # -- running ------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            # Looked at here, so that a change of them is noticed, and a graph made for it.
+            modes = tuple(module.training for _, module in self._parts)
+            trained = tuple(tensor.requires_grad for tensor in self.parameters())
+            assert self._in_one_piece is not None
+            return self._in_one_piece(self, (modes, trained), args, kwargs)
+        return self._run(args, kwargs)
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a call does (`forward` is what `torch.compile` sees of it)."""
         self._require_values()
         call, compiled = self._graph_for(args, kwargs)
         self.ran = True
         sources = list(self._sources(compiled, call.tensors))
-        with self._context.active(), self._autocast_off():
+        with self._context.active(), self._autocast_off(), self._random_kept():
             if compiled.random and not self._options.exact_rng:
                 agree_on_seed(self._context, self._home)
             try:
@@ -143,7 +163,8 @@ class ParallelModule(Face):
                 if call.key in self._agreed or not compiled.why:
                     raise
                 raise _refusal(compiled.why, error) from error
-        self._agreed.add(call.key)
+        if not is_compiling():
+            self._agreed.add(call.key)
         with torch.no_grad():
             for (name, _), new in zip(compiled.graph.updates, updates, strict=True):
                 self._state_tensor(name).copy_(new)
@@ -158,6 +179,16 @@ class ParallelModule(Face):
         if torch.is_autocast_enabled(self._home.type):
             return torch.autocast(self._home.type, enabled=False)
         return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _random_kept(self) -> Iterator[None]:
+        """Inside of `torch.compile` a seed belongs to the graph; the ranks' own is put back."""
+        state = self._context.random
+        try:
+            yield
+        finally:
+            if is_compiling():
+                self._context.random = state
 
     def _sources(self, compiled: Compiled, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
         """The local tensor of every source node, in the order of the graph."""
@@ -180,7 +211,8 @@ class ParallelModule(Face):
         """A split output as a DTensor; scalars and whole outputs as they are."""
         if not isinstance(value, Value) or value.layout is None or not value.layout.split_axes:
             return out
-        return as_global(out, value.layout, value.shape, self._context)
+        made = as_global(out, value.layout, value.shape, self._context)
+        return whole_if_differentiable(made) if is_compiling() else made
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -209,6 +241,8 @@ class ParallelModule(Face):
 
     def _graph_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Compiled]:
         """A call and the graph that it runs, compiled if need be."""
+        if is_compiling():
+            return self._known_graph(args, kwargs)
         call: Call | None = None
         error: Exception | None = None
         try:
@@ -232,6 +266,16 @@ class ParallelModule(Face):
         self._compare_inputs(compiled, call)
         return call, compiled
 
+    def _known_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Compiled]:
+        """The graph of a call inside of `torch.compile`, which must exist: ranks do not talk."""
+        call = self._describe(args, kwargs, self._local)
+        call = replace(call, key=replace(call.key, entries=of_fixed_sizes(call.key.entries)))
+        compiled = self._find(call.key)
+        exact = self._options.exact_rng and compiled is not None and compiled.random
+        require_compilable(self._name, known=compiled is not None, exact=exact)
+        assert compiled is not None
+        return call, compiled
+
     def _describe(
         self,
         args: Sequence[Any],
@@ -248,7 +292,7 @@ class ParallelModule(Face):
     def _key(self, entries: Any) -> CallKey:
         return CallKey(
             self._modes(),
-            Surroundings.now(self._home),
+            Surroundings.now(self._home, self._request.mixed),
             state_of(self._state_tensors().values()),
             entries,
         )
@@ -326,10 +370,12 @@ class ParallelModule(Face):
                 agreement.require_equal_state(self._context, _state(model))
                 self.build(traced.program, plan.parameter_layouts)
                 watch(model, self)
+                agree_on_infinities(self._context.device_mesh)
                 self._plan = plan
                 self.example_inputs = local_inputs(compiled.graph, self._context)
                 if self._options.exact_rng:
                     self._context.use_default_rng(self._home)
+        self._in_one_piece = call_in_one_piece()
         self._compiled[self._key(entries)] = compiled
         while len(self._compiled) > MAX_GRAPHS:
             dropped, _ = self._compiled.popitem(last=False)

@@ -57,8 +57,22 @@ def check_plan(
             _check_source(node, decided.sources[node.name], decided.mesh)
         else:
             _check_strategy(node, rules[node.name], decided.strategies[node.name], decided.mesh)
+    _check_policies(plan, graph)
     _check_relays(graph, decided)
     _check_returned(graph, decided)
+
+
+def _check_policies(plan: Plan, graph: Graph) -> None:
+    """Refuse policies for what the graph lacks."""
+    calls = {node.name for node in graph.calls}
+    for field, names in (("recompute", plan.policies.regions), ("forms", plan.policies.forms)):
+        unknown = [name for name in names if name not in calls]
+        if unknown:
+            raise PlanError(f"plan: 'policies.{field}' names {unknown[0]!r}, which the graph lacks")
+    parameters = {node.target for node in graph.sources("param")}
+    unknown = sorted(plan.policies.regather - parameters)
+    if unknown:
+        raise PlanError(f"plan: 'policies.regather' names {unknown[0]!r}, which the graph lacks")
 
 
 def _check_strategy(node: Node, rule: Rule, strategy: Strategy, mesh: Mesh) -> None:

@@ -26,7 +26,7 @@ class PlanReports:
     def memory(self, optimizer: str) -> MemoryReport:
         """The memory of one training step on one rank."""
         plan = self.plan
-        graph = pipeline.lower(self.traced.graph, plan.assignment, plan.device)
+        graph = pipeline.lower(self.traced.graph, plan.assignment, plan.device, plan.policies)
         return memory_report(graph, optimizer)
 
 

@@ -15,15 +15,18 @@ from autopar.ir.errors import AutoparError, LayoutError, PlanError
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Strategy
+from autopar.kept_rows import KeptRow, format_kept
 from autopar.memory_report import MemoryReport
 from autopar.mesh_table import MeshOption, format_meshes
+from autopar.mixed import MixedPrecision
 from autopar.passes.assignment import Assignment
 from autopar.passes.device import Device
 from autopar.passes.device_file import device_from_json, device_to_json
+from autopar.passes.policies import NO_POLICIES, Policies
 from autopar.report import Row, format_table
 
 #: The version of the plan file; a file of another version is refused.
-VERSION = 2
+VERSION = 3
 
 
 class Reports(Protocol):
@@ -65,6 +68,12 @@ class Plan:
         one per operator and one for the results, for reading
     notes:
         what the user should know: operators that could not be split, settings that were changed
+    mixed:
+        its mixed precision, None where all is computed in the dtypes of the model
+    policies:
+        what is kept for the backward pass, by call and parameter
+    kept:
+        what that saves and costs, for reading
     meshes:
         the meshes that were considered, where this one was chosen among them, the best one first
     reports:
@@ -86,6 +95,9 @@ class Plan:
     hidden: float = 0.0
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    mixed: MixedPrecision | None = None
+    policies: Policies = NO_POLICIES
+    kept: tuple[KeptRow, ...] = ()
     meshes: tuple[MeshOption, ...] = ()
     reports: Reports | None = field(default=None, compare=False, repr=False)
 
@@ -130,11 +142,14 @@ class Plan:
         gap = (self.seconds - self.bound) / self.seconds if self.seconds else 0.0
         head += f" (within {100 * max(gap, 0.0):.2g} % of the optimum)"
         lines = [head, format_table(self.rows)]
+        if self.mixed is not None:
+            lines.insert(1, str(self.mixed))
         if self.gradients:
             lines.append(
                 f"gradients: {self.gradients * 1e3:.3f} ms of collectives, "
                 f"{self.hidden * 1e3:.3f} ms of them hidden beside the backward pass"
             )
+        lines += format_kept(self.kept)
         lines.extend(f"note: {note}" for note in self.notes)
         if self.meshes:
             lines += ["meshes:", format_meshes(self.meshes)]
@@ -220,6 +235,9 @@ class Plan:
             "labels": dict(self.labels),
             "rows": [row.to_json() for row in self.rows],
             "notes": list(self.notes),
+            "mixed_precision": None if self.mixed is None else self.mixed.to_json(),
+            "policies": self.policies.to_json(),
+            "kept": [row.to_json() for row in self.kept],
             "meshes": [option.to_json() for option in self.meshes],
         }
 
@@ -265,6 +283,9 @@ class Plan:
             hidden=float(read("hidden", (int, float))),
             rows=tuple(Row.from_json(row) for row in read("rows", list)),
             notes=tuple(read.strings("notes")),
+            mixed=MixedPrecision.from_json(read("mixed_precision", (dict, type(None)))),
+            policies=Policies.from_json(read("policies", dict)),
+            kept=tuple(KeptRow.from_json(entry) for entry in read("kept", list)),
             meshes=tuple(MeshOption.from_json(entry) for entry in read("meshes", list)),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,12 @@ from autopar.compiler import Request, Traced, lower_plan, make_plan, resolve_pla
 from autopar.ir.errors import PlanError
 from autopar.ir.graph import Graph, Value
 from autopar.ir.mesh import Mesh
+from autopar.ir.trace_export import model_device
 from autopar.ir.trace_watch import caches_off
+from autopar.mixed import MixedPrecision, given_with_plan, region
+from autopar.passes.policies import Given
 from autopar.plans import Plan
+from autopar.runtime.row_major import RowMajorDraws
 from autopar.runtime.simulate import Simulated, simulate
 from autopar.verify_report import Check, Pair, Report, compare_tensors
 
@@ -33,6 +38,10 @@ def verify(
     plan: Plan | str | os.PathLike[str] | None = None,
     hints: Mapping[str, Any] | None = None,
     mode: str | None = None,
+    memory_policy: Given = None,
+    zero: int = 0,
+    mixed_precision: str | None = None,
+    reduce_dtype: torch.dtype | str | None = None,
     tolerance: float | None = None,
 ) -> Report:
     """Run a plan on all ranks of a mesh in this process and compare it with the model.
@@ -49,8 +58,20 @@ def verify(
     Other arguments and errors are those of `autoparallelize`.
     """
     given = None if plan is None else resolve_plan(plan)
+    mixed = MixedPrecision.make(mixed_precision, reduce_dtype)
+    if given is not None:
+        mixed = given_with_plan(mixed, given.mixed)
     kwargs = {} if kwargs is None else kwargs
-    request = Request.make(Mesh.of(mesh), mode, hints, None, given.outputs if given else "full")
+    request = Request.make(
+        Mesh.of(mesh),
+        mode,
+        hints,
+        None,
+        given.outputs if given else "full",
+        memory_policy=memory_policy,
+        zero=zero,
+        mixed=mixed,
+    )
     traced = trace_model(model, args, kwargs, request)
     chosen = given or make_plan(traced, request)
     return verify_plan(model, args, kwargs, traced, chosen, request, tolerance)
@@ -75,7 +96,8 @@ def verify_plan(
     inputs = traced.program.signature.bind(args, kwargs)
     before = {name: b.detach().clone() for name, b in twin.named_buffers()}
     sources = _sources(graph, traced, twin, inputs)
-    expected, cotangents = _run_single(twin, args, kwargs, graph.outputs)
+    around = region(request.mixed, model_device(twin, (args, kwargs)))
+    expected, cotangents = _run_single(twin, args, kwargs, graph.outputs, around)
     got = simulate(graph, plan.assignment.mesh, sources, cotangents, seed=SEED)
     checks = (
         *_compare_outputs(expected, got),
@@ -108,13 +130,21 @@ def _sources(
 
 
 def _run_single(
-    twin: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Any]
+    twin: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    outputs: Sequence[Any],
+    around: contextlib.AbstractContextManager[Any],
 ) -> tuple[list[Any], list[Tensor | None]]:
-    """The model's own outputs, its backward pass, and the gradients that pass began with."""
-    with torch.random.fork_rng():
+    """The model's own outputs, its backward pass, and the gradients that pass began with.
+
+    around:
+        what the model is called under
+    """
+    with torch.random.fork_rng(), RowMajorDraws():
         torch.manual_seed(SEED)
         # As the model was traced: a cache in the output is dropped, in nested configs too.
-        with caches_off(twin):
+        with caches_off(twin), around:
             expected = pytree.tree_leaves(twin(*args, **kwargs))
     if len(expected) != len(outputs):
         raise PlanError(
@@ -127,7 +157,9 @@ def _run_single(
         if c is not None and out.requires_grad
     ]
     if pairs:
-        torch.autograd.backward([out for out, _ in pairs], [c for _, c in pairs])
+        # A layer that is computed again draws again, in the same order.
+        with RowMajorDraws():
+            torch.autograd.backward([out for out, _ in pairs], [c for _, c in pairs])
     return expected, cotangents
 
 

@@ -1,6 +1,11 @@
 """How long planning takes, stage by stage, and how much memory it needs.
 
-    python benchmarks/planning.py [--quick]
+    python benchmarks/planning.py [--quick] [--memory SHARE]
+
+With `--memory` every case is planned under a limit on the memory of one rank as well: a share of
+the peak of the plan without a limit. `within` is everything after tracing until there is a plan
+that fits, `costs` its predicted time over that of the plan without a limit, `peak` its simulated
+peak over the limit.
 
 Models are built on the meta device from published shapes; every case runs in a process of its
 own, so that peak memory is that case's. Times are seconds of one run each.
@@ -15,6 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
+from typing import Any
 
 #: (model, layers, mesh)
 CASES = [
@@ -27,6 +33,7 @@ CASES = [
 ]
 QUICK = [("llama-8b", 1, "8"), ("llama-8b", 8, "32,8"), ("llama-8b", 32, "32,8")]
 COLUMNS = ("model", "layers", "mesh", "operators", "trace", "build", "solve", "lower", "gap", "MiB")
+LIMITED = (*COLUMNS, "limit", "within", "costs", "limit gap", "peak")
 
 
 def make_model(name: str, layers: int) -> tuple[object, dict[str, object]]:
@@ -58,8 +65,8 @@ def make_model(name: str, layers: int) -> tuple[object, dict[str, object]]:
     return model, {"input_ids": ids, "labels": ids}
 
 
-def run_case(name: str, layers: int, mesh: str) -> dict[str, object]:
-    """Plan one model for H100s and time the stages."""
+def run_case(name: str, layers: int, mesh: str, share: float) -> dict[str, object]:
+    """Plan one model for H100s and time the stages; under a limit, too, if `share` is not 0."""
     import torch
 
     from autopar.compiler import Request, describe_plan, trace_model
@@ -82,8 +89,9 @@ def run_case(name: str, layers: int, mesh: str) -> dict[str, object]:
     decided_at = time.perf_counter()
     solution = searched.solution
     describe_plan(traced, request, searched.assignment, "auto", solution.cost, solution.bound)
+    lowered_at = time.perf_counter()
     solving = sum(stage.seconds for stage in solution.stages)
-    return {
+    row = {
         "model": name,
         "layers": layers,
         "mesh": mesh,
@@ -91,32 +99,68 @@ def run_case(name: str, layers: int, mesh: str) -> dict[str, object]:
         "trace": traced_at - began,
         "build": decided_at - traced_at - solving,
         "solve": solving,
-        "lower": time.perf_counter() - decided_at,
+        "lower": lowered_at - decided_at,
         "gap": solution.gap,
-        "MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "MiB": 0.0,
+    }
+    if share:
+        row |= run_limited(traced, request, searched, share)
+    row["MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return row
+
+
+def run_limited(traced: Any, request: Any, free: Any, share: float) -> dict[str, object]:
+    """Plan under a share of the peak of the plan without a limit."""
+    from autopar.dry_run import dry_operators
+    from autopar.ir.errors import MemoryLimitError
+    from autopar.passes import pipeline
+    from autopar.passes.memory_limit import MemoryLimit, timeline_of
+
+    def peak(assignment: Any, limit: MemoryLimit) -> int:
+        return timeline_of(pipeline.lower(traced.graph, assignment, request.device), limit).peak
+
+    known = peak(free.assignment, MemoryLimit(0, "adam", dry_operators))
+    limit = MemoryLimit(int(share * known), "adam", dry_operators)
+    row: dict[str, object] = {"limit": f"{limit.nbytes / 2**30:.2f} GiB"}
+    began = time.perf_counter()
+    try:
+        held = pipeline.decide(
+            traced.placed, request.mesh, request.device, mode="auto", outputs="auto", limit=limit
+        )
+    except MemoryLimitError:
+        return row | {"within": time.perf_counter() - began, "costs": "none fits"}
+    return row | {
+        "within": time.perf_counter() - began,
+        "costs": held.solution.cost / free.solution.cost,
+        "limit gap": held.solution.gap,
+        "peak": peak(held.assignment, limit) / limit.nbytes,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three cases")
+    parser.add_argument("--memory", type=float, default=0.0, metavar="SHARE", help="such as 0.8")
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         warnings.filterwarnings("ignore")
-        print(json.dumps(run_case(options.case[0], int(options.case[1]), options.case[2])))
+        name, layers, mesh = options.case
+        print(json.dumps(run_case(name, int(layers), mesh, options.memory)))
         return
-    print("  ".join(f"{column:>10}" for column in COLUMNS))
+    columns = LIMITED if options.memory else COLUMNS
+    print("  ".join(f"{column:>10}" for column in columns))
     for name, layers, mesh in QUICK if options.quick else CASES:
-        command = [sys.executable, __file__, "--case", name, str(layers), mesh]
+        command = [sys.executable, __file__, "--memory", str(options.memory)]
+        command += ["--case", name, str(layers), mesh]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             print(f"{name} {layers} {mesh}: {done.stderr.strip().splitlines()[-1]}", flush=True)
             continue
         row = json.loads(done.stdout.strip().splitlines()[-1])
         cells = [
-            f"{row[column]:.2f}" if isinstance(row[column], float) else str(row[column])
-            for column in COLUMNS
+            f"{row[column]:.3f}" if isinstance(row.get(column), float) else str(row.get(column, ""))
+            for column in columns
         ]
         print("  ".join(f"{cell:>10}" for cell in cells), flush=True)
 

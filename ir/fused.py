@@ -8,12 +8,18 @@ reshard steps, with one collective per step for all of them::
 
 A step is its operator, its axes, and for each value the arguments that follow the axes. Result k
 is what value k becomes.
+
+One of the steps may cast (``("autopar.cast", (), ((bf16,), (bf16,)))``): parameters are then cast
+before they are sent, and their gradients are summed in the dtype of the node's attribute
+``reduced_in`` (`autopar.ir.reduced`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from autopar.ir.errors import GraphError
 from autopar.ir.graph import Node, Value
@@ -23,10 +29,14 @@ from autopar.ir.steps import step_layout
 
 FUSED = "autopar.fused"
 
+#: The step that casts.
+CAST_STEP = "autopar.cast"
+
 #: The steps it can take.
 FUSABLE = (
     "autopar.all_gather",
     "autopar.all_reduce",
+    CAST_STEP,
     "autopar.mask",
     "autopar.pad",
     "autopar.slice",
@@ -70,8 +80,19 @@ def steps_of(node: Node) -> tuple[FusedStep, ...]:
             raise GraphError(f"{FUSED}: it has the steps {', '.join(FUSABLE)}, got {op!r}")
         _require(isinstance(arguments, tuple) and len(arguments) == len(values), "steps")
         _require(all(isinstance(each, tuple) for each in arguments), "steps")
+        _require(op != CAST_STEP or _is_cast(axes, arguments), "steps")
         found.append(FusedStep(op, axes, arguments))
     return tuple(found)
+
+
+def _is_cast(axes: Any, arguments: tuple[tuple[Any, ...], ...]) -> bool:
+    """Whether all values are cast to one dtype."""
+    return (
+        axes == ()
+        and len(set(arguments)) == 1
+        and len(arguments[0]) == 1
+        and isinstance(arguments[0][0], torch.dtype)
+    )
 
 
 def _require(fits: bool, what: str) -> None:
@@ -87,6 +108,13 @@ def sends_forward(node: Node) -> bool:
     return any(op in ("autopar.all_gather", "autopar.all_reduce") for op, *_ in node.args[1])
 
 
+def dtype_after(node: Node) -> torch.dtype:
+    """The dtype that the values of a fused node have when they leave it."""
+    casts = [arguments[0][0] for op, _, arguments in node.args[1] if op == CAST_STEP]
+    dtype: torch.dtype = casts[-1] if casts else node.args[0][0].dtype
+    return dtype
+
+
 def layouts_through(node: Node, mesh: Mesh, member: int) -> tuple[Layout, ...]:
     """The layouts of one of the values: as it comes, and after each step.
 
@@ -95,6 +123,9 @@ def layouts_through(node: Node, mesh: Mesh, member: int) -> tuple[Layout, ...]:
     value = node.args[0][member]
     layouts = [value.layout]
     for op, axes, arguments in node.args[1]:
+        if op == CAST_STEP:
+            layouts.append(layouts[-1])
+            continue
         after = step_layout(op, layouts[-1], axes, *arguments[member], shape=value.shape, mesh=mesh)
         layouts.append(after)
     return tuple(layouts)

@@ -24,6 +24,7 @@ from autopar.ir.fused import FUSED, layouts_through
 from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
+from autopar.ir.reduced import with_reduction
 from autopar.ir.steps import STEPS
 
 #: The key of `Node.attrs` that names the arguments which spell local sizes.
@@ -43,9 +44,9 @@ def is_uniform(graph: Graph) -> bool:
 def rank_call(node: Node, mesh: Mesh, coordinates: Mapping[str, int]) -> Node:
     """The node as the rank at `coordinates` runs it: sizes, and the pieces that a step moves."""
     if node.op in STEPS:
-        return _step_call(node, mesh, coordinates)
+        return with_reduction(_step_call(node, mesh, coordinates))
     if node.op == FUSED:
-        return _fused_call(node, mesh, coordinates)
+        return with_reduction(_fused_call(node, mesh, coordinates))
     if LOCAL not in node.attrs:
         return node
     args, kwargs = list(node.args), dict(node.kwargs)

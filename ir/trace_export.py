@@ -80,8 +80,11 @@ def export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         raise explain(error, model) from error
     program, checkpointed, state_notes = exported
     notes += state_notes + fallbacks.all_notes()
+    modules = dict(model.named_modules())
     notes += [
-        f"{name or 'the model itself'}: checkpointed, traced as a plain call"
+        f"{name or 'the model itself'}: checkpointed, computed again in the backward pass"
+        if name in modules
+        else f"{name}: checkpointed, but no module: traced as a plain call"
         for name in checkpointed
     ]
     return Exported(program, tuple(checkpointed), tuple(notes))

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from autopar.ir.errors import GraphError, LayoutError
-from autopar.ir.fused import FUSED, layouts_through, steps_of
+from autopar.ir.fused import FUSED, dtype_after, layouts_through, steps_of
 from autopar.ir.graph import Graph, Node, Value, map_values
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
@@ -223,7 +223,9 @@ def _check_fused(node: Node, mesh: Mesh) -> None:
             *_, expected = layouts_through(node, mesh, k)
         except LayoutError as error:
             raise GraphError(f"value %{after.name}: {error}") from None
-        _check_result_of_step(node, before, after, expected)
+        _check_result_of_step(
+            node, dataclasses.replace(before, dtype=dtype_after(node)), after, expected
+        )
 
 
 def _check_outputs(graph: Graph, defined: dict[str, Value], stage: Stage) -> None:

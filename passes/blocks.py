@@ -75,6 +75,9 @@ class Blocks:
         return found
 
 
+NO_BLOCKS = Blocks()
+
+
 def find_blocks(graph: Graph, rules: Mapping[str, Rule]) -> Blocks:
     """The repeated blocks of a graph.
 

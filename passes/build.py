@@ -24,6 +24,7 @@ from autopar.ir.errors import PlanError
 from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
+from autopar.ir.reduced import gradient_itemsize, is_fetched
 from autopar.ir.rule import Rule, Strategy
 from autopar.passes.assignment import Assignment
 from autopar.passes.choices import Choices, Fix, node_choices
@@ -46,9 +47,15 @@ class Prices(Protocol):
     ) -> np.ndarray: ...
 
     def fetch(
-        self, src: Sequence[Layout], dst: Sequence[Layout], value: Value, grad: bool
+        self,
+        src: Sequence[Layout],
+        dst: Sequence[Layout],
+        value: Value,
+        grad: bool,
+        itemsize: int,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """The reshard of a parameter, and how much of it brings the gradient back."""
+        """The reshard of a parameter, and how much of it brings the gradient back, in elements of
+        `itemsize` bytes."""
         ...
 
     def covering(self, node: Node, rule: Rule, choices: Sequence[Strategy]) -> np.ndarray | None:
@@ -303,7 +310,8 @@ class _Builder:
     ) -> None:
         """The edges from one problem node to all uses (with their number) of what it makes."""
         value, copies = values[0], len(values)
-        fetched = self.graph.producers[value.name][0].op == "param"
+        made_by = self.graph.producers[value.name][0]
+        fetched = gradient_itemsize(made_by, value) if is_fetched(made_by) else 0
         last = sum(v.name in self.last for v in values)
         if sum(count for _, count in uses) > 1:
             wanted = (layout for use, _ in uses for layout in self._wanted(use))
@@ -313,7 +321,7 @@ class _Builder:
             grad = any(use.grad for use, _ in uses)
             price = self._price(layouts, options, value, grad, fetched=fetched)
             self.shared.connect(source, relay, price, copies, last)
-            source, layouts, fetched, last = relay, options, False, 0
+            source, layouts, fetched, last = relay, options, 0, 0
         for use, count in uses:
             price = self._price(layouts, self._wanted(use), value, use.grad, fetched=fetched)
             self.shared.connect(source, use.node, price, copies * count, last)
@@ -325,19 +333,20 @@ class _Builder:
         value: Value,
         grad: bool,
         *,
-        fetched: bool,
+        fetched: int,
     ) -> Price:
         """Price the reshard once per pair of distinct layouts; equal edges share their arrays.
 
         fetched:
-            whether it is the first one of a parameter, which travels in a bucket
+            the bytes per element in which gradients come back, where it is the first one of a
+            parameter, which travels in a bucket; else 0
         """
         grad = grad and value.grad
         key = (src, dst, value.shape, value.dtype.itemsize, grad, fetched)
         if key not in self.priced:
             (rows, u_class), (columns, v_class) = _classes(src), _classes(dst)
             matrix, sent = (
-                self.prices.fetch(rows, columns, value, grad)
+                self.prices.fetch(rows, columns, value, grad, fetched)
                 if fetched
                 else (self.prices.reshard(rows, columns, value, grad), None)
             )

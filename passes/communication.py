@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autopar.ir.fused import FUSED, layouts_through, steps_of
+from autopar.ir.fused import CAST_STEP, FUSED, layouts_through, steps_of
 from autopar.ir.graph import Graph, Node, Value
+from autopar.ir.keep import RECOMPUTE, REGATHER
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
+from autopar.ir.reduced import gradient_itemsize
 from autopar.ir.rule import Rule, Strategy, local_factor_size
 from autopar.ir.steps import STEPS
 from autopar.passes.assignment import Assignment
@@ -77,11 +79,12 @@ def step_collectives(node: Node, mesh: Mesh, at: str) -> list[Collective]:
     (before,), (after,) = node.operands, node.results
     assert before.layout is not None and after.layout is not None
     forward, backward = _kinds(node.op, node.args[2:])
-    nbytes = _nbytes(node.op, node.args[1], after, (before.layout, after.layout), mesh)
+    count = _elements(node.op, node.args[1], after, (before.layout, after.layout), mesh)
     found = []
     if forward:
-        found.append(Collective(forward, node.args[1], nbytes, False, at))
+        found.append(Collective(forward, node.args[1], count * after.dtype.itemsize, False, at))
     if backward and after.grad:
+        nbytes = count * gradient_itemsize(node, after)
         found.append(Collective(backward, node.args[1], nbytes, True, at))
     return found
 
@@ -91,17 +94,24 @@ def fused_collectives(node: Node, mesh: Mesh, at: str) -> list[Collective]:
     ways = [layouts_through(node, mesh, k) for k in range(len(node.results))]
     forwards: list[Collective] = []
     backwards: list[Collective] = []
+    itemsize = node.args[0][0].dtype.itemsize
+    # Gradients have one dtype all the way back.
+    back_itemsize = gradient_itemsize(node, node.results[0])
     for i, step in enumerate(steps_of(node)):
+        if step.op == CAST_STEP:
+            itemsize = step.arguments[0][0].itemsize
+            continue
         forward, backward = _kinds(step.op, step.arguments[0])
-        sizes = [
-            _nbytes(step.op, step.axes, v, way[i : i + 2], mesh)
+        counts = [
+            _elements(step.op, step.axes, v, way[i : i + 2], mesh)
             for v, way in zip(node.results, ways, strict=True)
         ]
         if forward:
-            forwards.append(Collective(forward, step.axes, sum(sizes), False, at))
-        flowing = [n for v, n in zip(node.results, sizes, strict=True) if v.grad]
+            forwards.append(Collective(forward, step.axes, sum(counts) * itemsize, False, at))
+        flowing = [n for v, n in zip(node.results, counts, strict=True) if v.grad]
         if backward and flowing:
-            backwards.append(Collective(backward, step.axes, sum(flowing), True, at))
+            nbytes = sum(flowing) * back_itemsize
+            backwards.append(Collective(backward, step.axes, nbytes, True, at))
     return [*forwards, *backwards]
 
 
@@ -111,16 +121,16 @@ def _kinds(op: str, arguments: Sequence[Any]) -> tuple[str | None, str | None]:
     return _RUNS[op][state]
 
 
-def _nbytes(
+def _elements(
     op: str, axes: tuple[str, ...], value: Value, layouts: Sequence[Layout], mesh: Mesh
 ) -> int:
-    """Bytes that a rank holds of a value before or after a step, whichever is more.
+    """Elements that a rank holds of a value before or after a step, whichever is more.
 
     Uneven pieces are moved at the size of the largest.
     """
     local = [math.prod(layout.local_shape(value.shape, mesh)) for layout in layouts]
     padded = mesh.axis_size(*axes) * min(local) if op in _PADDED else 0
-    return max(*local, padded) * value.dtype.itemsize
+    return max(*local, padded)
 
 
 def assisted_collectives(
@@ -164,8 +174,11 @@ def collectives_of(
             for step in waiting:
                 found += _collectives(step, mesh, node.name)
             waiting = []
-            found += assisted_collectives(
-                node, rules[node.name], assignment.strategies[node.name], mesh
+            found += _with_again(
+                node,
+                assisted_collectives(
+                    node, rules[node.name], assignment.strategies[node.name], mesh
+                ),
             )
     for step in waiting:
         found += _collectives(step, mesh, "return")
@@ -174,5 +187,24 @@ def collectives_of(
 
 def _collectives(step: Node, mesh: Mesh, at: str) -> list[Collective]:
     if step.op == FUSED:
-        return fused_collectives(step, mesh, at)
-    return step_collectives(step, mesh, at)
+        runs = fused_collectives(step, mesh, at)
+        if REGATHER in step.attrs:
+            again = fused_collectives(members_of(step, step.attrs[REGATHER]), mesh, at)
+            runs += [replace(c, backward=True) for c in again if not c.backward]
+        return runs
+    return _with_again(step, step_collectives(step, mesh, at))
+
+
+def members_of(node: Node, members: Sequence[int]) -> Node:
+    """A bucket of some of the values."""
+    values, steps = node.args
+    kept = tuple((op, axes, tuple(given[k] for k in members)) for op, axes, given in steps)
+    args = (tuple(values[k] for k in members), kept)
+    return replace(node, args=args, results=tuple(node.results[k] for k in members))
+
+
+def _with_again(node: Node, runs: list[Collective]) -> list[Collective]:
+    """With those that the backward pass runs a second time (`autopar.ir.keep`)."""
+    if RECOMPUTE in node.attrs or (REGATHER in node.attrs and node.op != FUSED):
+        return [*runs, *(replace(c, backward=True) for c in runs if not c.backward)]
+    return runs

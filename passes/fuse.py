@@ -12,21 +12,28 @@ after::     %v_1 : f32[8, 4] grad rep(dp), %w_1 : f32[4, 8] grad rep(dp) =
 
 Parameters are put into buckets in the order of their first use, so that in the backward pass a
 bucket is complete when its part of the graph is done, and what it sends can be under way during
-the rest. A bucket is closed when it is large enough for latency to matter little.
+the rest. A bucket is closed when it is large enough for latency to matter little. Where mixed
+precision casts a parameter on its way, the bucket casts it, and sums its gradient in the dtype that
+is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autopar.ir.fused import FUSABLE, FusedStep, fused_node
+import torch
+
+from autopar.ir.fused import CAST_STEP, FUSABLE, FusedStep, fused_node
 from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.mesh import Mesh
+from autopar.ir.reduced import REDUCED_IN, is_parameter_cast, reduced_in
+from autopar.ir.steps import STEPS
 from autopar.passes.collective_cost import collective_line
-from autopar.passes.communication import step_collectives
+from autopar.passes.communication import Collective, step_collectives
 from autopar.passes.device import Device
+from autopar.passes.policies import block_of
 
 #: The share of a collective's time that may be latency.
 LATENCY_SHARE = 0.05
@@ -45,13 +52,17 @@ def bucket_bytes(device: Device, mesh: Mesh, kind: str, axes: tuple[str, ...]) -
     return min(max(enough, SMALLEST), LARGEST)
 
 
-def fuse(graph: Graph, device: Device) -> Graph:
+def fuse(graph: Graph, device: Device, apart: Container[str] = ()) -> Graph:
     """A partitioned graph with the first steps of its parameters in buckets.
 
     Only a parameter with a single reader is taken.
+
+    apart:
+        parameters (dotted names) that share buckets within their block of the model only: those
+        that are gathered again in the backward pass, one block at a time
     """
     assert graph.mesh is not None
-    buckets = _fill(_chains(graph, graph.mesh), graph.mesh, device)
+    buckets = _fill(_chains(graph, graph.mesh, apart), graph.mesh, device)
     if not buckets:
         return graph
     first = {bucket.members[0].end.name: bucket for bucket in buckets}
@@ -72,6 +83,7 @@ class _Chain:
 
     parameter: Value
     steps: tuple[Node, ...]
+    block: str | None = None
 
     @property
     def end(self) -> Value:
@@ -84,11 +96,16 @@ class _Chain:
             (step.op, step.args[1], *(each for each in step.args[2:] if isinstance(each, str)))
             for step in self.steps
         )
-        return ways, self.parameter.dtype, self.end.grad
+        return ways, self.parameter.dtype, self.reduced, self.end.grad, self.block
+
+    @property
+    def reduced(self) -> torch.dtype | None:
+        """The dtype in which gradients are summed, where a step casts."""
+        return next((reduced_in(s) for s in self.steps if is_parameter_cast(s)), None)
 
     def runs(self, mesh: Mesh) -> dict[tuple[str, tuple[str, ...]], int]:
         """Bytes of each collective it takes, by kind and axes."""
-        found = [c for step in self.steps for c in step_collectives(step, mesh, "")]
+        found = [c for step in self.steps for c in _collectives(step, mesh)]
         return {(c.kind, c.axes): c.nbytes for c in found}
 
 
@@ -97,19 +114,24 @@ class _Bucket:
     members: list[_Chain] = field(default_factory=list)
 
     def node(self) -> Node:
+        first = self.members[0]
         steps = tuple(
-            FusedStep(step.op, step.args[1], tuple(m.steps[i].args[2:] for m in self.members))
-            for i, step in enumerate(self.members[0].steps)
+            FusedStep(CAST_STEP, (), ((step.args[1],),) * len(self.members))
+            if is_parameter_cast(step)
+            else FusedStep(step.op, step.args[1], tuple(m.steps[i].args[2:] for m in self.members))
+            for i, step in enumerate(first.steps)
         )
+        attrs = {} if first.reduced is None else {REDUCED_IN: first.reduced}
         return fused_node(
             tuple(m.parameter for m in self.members),
             steps,
             results=tuple(m.end for m in self.members),
-            origin=self.members[0].steps[-1].origin,
+            origin=first.steps[-1].origin,
+            attrs=attrs,
         )
 
 
-def _chains(graph: Graph, mesh: Mesh) -> list[_Chain]:
+def _chains(graph: Graph, mesh: Mesh, apart: Container[str]) -> list[_Chain]:
     """The chains of all parameters, in the order of first use."""
     readers = _readers(graph)
     found = []
@@ -117,17 +139,22 @@ def _chains(graph: Graph, mesh: Mesh) -> list[_Chain]:
         value, steps = node.results[0], []
         while readers[value.name] is not None:
             step = readers[value.name]
-            if step is None or step.op not in FUSABLE:
+            if step is None or not (step.op in FUSABLE or is_parameter_cast(step)):
                 break
             steps.append(step)
             value = step.results[0]
-        # What follows the last collective needs no company.
-        while steps and not step_collectives(steps[-1], mesh, ""):
+        # What follows the last collective needs no company, but a cast decides how it sums.
+        while steps and not is_parameter_cast(steps[-1]) and not _collectives(steps[-1], mesh):
             steps.pop()
-        if steps:
-            found.append(_Chain(node.results[0], tuple(steps)))
+        if any(_collectives(step, mesh) for step in steps):
+            block = (block_of(node.target) or "") if node.target in apart else None
+            found.append(_Chain(node.results[0], tuple(steps), block))
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     return sorted(found, key=lambda chain: position[chain.end.name])
+
+
+def _collectives(step: Node, mesh: Mesh) -> list[Collective]:
+    return step_collectives(step, mesh, "") if step.op in STEPS else []
 
 
 def _readers(graph: Graph) -> Mapping[str, Node | None]:

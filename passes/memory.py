@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from autopar.ir.fused import FUSED
 from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.steps import STEPS
+from autopar.passes.memory_keep import Keeping
 from autopar.passes.node_effects import Effects
 from autopar.passes.saved import Resolve, Spec
+from autopar.passes.storage import Storage
 from autopar.passes.timeline import OPTIMIZER_WORKSPACE, Held, Timeline, optimizer_states
 
 
@@ -37,32 +39,12 @@ def memory_timeline(graph: Graph, resolve: Resolve, *, optimizer: str = "adam") 
     return _Simulation(graph, Effects(graph, resolve), optimizer).run()
 
 
-class _Storage:
-    """Memory that one or more holders keep alive."""
-
-    def __init__(self, name: str, kind: str, nbytes: int, start: int, module: str) -> None:
-        self.name, self.kind, self.nbytes, self.module = name, kind, nbytes, module
-        self.start = start
-        self.holders = 0
-        self.end: int | None = None
-
-    def hold(self) -> _Storage:
-        self.holders += 1
-        return self
-
-    def release(self, after: int) -> None:
-        """Let go of it once position `after` is done."""
-        self.holders -= 1
-        if not self.holders:
-            self.end = after + 1
-
-
 @dataclass
 class _Gradient:
     """The gradient of a value as far as it has been summed."""
 
     spec: Spec
-    storage: _Storage
+    storage: Storage
 
 
 class _Simulation:
@@ -70,13 +52,14 @@ class _Simulation:
         self.graph, self.effects, self.optimizer = graph, effects, optimizer
         self.states = optimizer_states(optimizer)
         self.count = len(graph.nodes)
-        self.storages: list[_Storage] = []
+        self.storages: list[Storage] = []
         self.momentary: list[Held] = []
-        self.home: dict[str, _Storage] = {}
-        self.saved: list[list[_Storage]] = [[] for _ in graph.nodes]
+        self.home: dict[str, Storage] = {}
+        self.saved: list[list[Storage]] = [[] for _ in graph.nodes]
         self.pending: dict[str, _Gradient] = {}
         self.last_use = self._last_uses()
         self.parameters = {n.name: n for n in graph.sources("param")}
+        self.keeping = Keeping(graph, self._new, self._moment)
 
     @property
     def end(self) -> int:
@@ -97,7 +80,8 @@ class _Simulation:
         for i in reversed(range(self.count)):
             if not self.graph.nodes[i].is_source:
                 self._backward(i, self.graph.nodes[i])
-        return Timeline(self._held(), self.count, tuple(sorted(self.effects.assumed)))
+        assumed = tuple(sorted(self.effects.assumed))
+        return Timeline(self._held(), self.count, assumed, dict(self.keeping.host))
 
     def _last_uses(self) -> dict[str, int]:
         """Value -> the forward position after which no name refers to it any more.
@@ -114,8 +98,8 @@ class _Simulation:
 
     # -- forward ------------------------------------------------------------------------------
 
-    def _new(self, name: str, kind: str, nbytes: int, start: int, module: str) -> _Storage:
-        storage = _Storage(name, kind, nbytes, start, module)
+    def _new(self, name: str, kind: str, nbytes: int, start: int, module: str) -> Storage:
+        storage = Storage(name, kind, nbytes, start, module)
         self.storages.append(storage)
         return storage
 
@@ -137,9 +121,12 @@ class _Simulation:
         for k, nbytes in enumerate(effect.fresh, len(storages)):
             name = named.get(k, f"{node.name} (kept by {node.op})")
             storages.append(self._new(name, kind, nbytes, i, node.origin.module))
+        made = [storage.hold() for storage in storages[len(node.operands) :]]
         for value, home in zip(node.results, effect.homes, strict=True):
             self.home[value.name] = storages[home].hold()
-        self.saved[i] = [storages[k].hold() for k in sorted(effect.saved)]
+        self.saved[i] = self.keeping.saved(i, node, effect, storages)
+        for storage in made:
+            storage.release(i)
         self._moment(i, node, effect.workspace)
 
     def _moment(self, position: int, node: Node, nbytes: int) -> None:
@@ -165,6 +152,7 @@ class _Simulation:
     def _backward(self, i: int, node: Node) -> None:
         position = 2 * self.count - 1 - i
         incoming = [self.pending.pop(v.name, None) for v in node.results]
+        self.keeping.before(i, node)
         if any(incoming):
             self._flow(position, node, incoming)
         for gradient in incoming:
@@ -172,6 +160,7 @@ class _Simulation:
                 gradient.storage.release(position)
         for storage in self.saved[i]:
             storage.release(position)
+        self.keeping.after(i)
 
     def _flow(self, position: int, node: Node, incoming: Sequence[_Gradient | None]) -> None:
         """Run the backward of a call and hand its operands their terms."""
@@ -195,7 +184,7 @@ class _Simulation:
                 self._settle(position, value)
         self._moment(position, node, effect.workspace)
 
-    def _add(self, position: int, value: Value, spec: Spec, storage: _Storage) -> None:
+    def _add(self, position: int, value: Value, spec: Spec, storage: Storage) -> None:
         """One more term of a value's gradient."""
         known = self.pending.get(value.name)
         if known is None:

@@ -1,38 +1,62 @@
 """The search under a limit on the memory of one rank.
 
-The cheapest plan is kept if it fits. If it does not, the problem is built with every tensor's
-memory on it (`memory_usage`), solved under the limit, and what comes out is simulated exactly
-(`memory`): a plan over the limit is never returned.
+First memory has prices instead of a limit (`memory_relaxation`, `memory_branch`), which gives a
+bound and good plans. Where these are not near enough, the problem gets every tensor's memory
+(`memory_problem`) and is solved under the limit; what reshards use while they run counts only where
+it turned out to matter, so that the problem stays small.
+
+What comes out is simulated exactly (`memory`): a plan over the limit is never returned. Where the
+simulation finds a little more than the problem saw, the problem gets a lower limit.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autopar.ir.errors import MemoryLimitError
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import Mesh
-from autopar.ir.rule import Rule
 from autopar.passes.assignment import Assignment
 from autopar.passes.build import Built
 from autopar.passes.communication import format_bytes
+from autopar.passes.contributors import contributors, remedies
 from autopar.passes.kept import Probe
 from autopar.passes.memory import memory_timeline
-from autopar.passes.memory_nodes import Added, Tie, hold, hold_copy
-from autopar.passes.memory_usage import Carrier, ProblemUsages
-from autopar.passes.solver import InfeasibleError, Problem, Solution, solve
+from autopar.passes.memory_branch import Branches
+from autopar.passes.memory_problem import with_memory
+from autopar.passes.memory_relaxation import Column, Relaxation
+from autopar.passes.memory_usage import ProblemUsages
+from autopar.passes.solver import (
+    InfeasibleError,
+    Problem,
+    Solution,
+    evaluate,
+    least_peak,
+    solve,
+)
+from autopar.passes.step_memory import StepMemory, step_memory
 from autopar.passes.timeline import Timeline
 
-#: Pieces smaller than this share of the limit are not followed one by one: the problem stays
-#: small, and the exact check sees them all.
-IGNORED_SHARE = 1 / 40
-#: How many plans that turn out to be over the limit are put aside, and by how much the limit given
-#: to the solver is lowered where no operator is to blame.
-ATTEMPTS, MARGIN = 4, 0.95
+#: How long the search under a limit may take, in seconds, when nothing else is said. The exact
+#: simulation of the last plan comes on top.
+SECONDS = 20.0
+#: How far the bound may stay below the cost of a plan under a limit, as a fraction.
+GAP = 0.01
+#: The part of the time left that one solve, and the search for the least peak, may take.
+_SHARE, _LEAST_SHARE = 0.5, 0.3
+#: How long a bound on plans of any memory may take, in seconds. It is quick to have.
+_BOUND_SECONDS = 2.0
+#: The part of the time left for prices on memory, for putting pieces together, for branching.
+_PRICES_SHARE, _PIECES_SHARE, _BRANCHES_SHARE = 0.3, 0.15, 0.5
+#: How often what a solve finds may turn out to be over the limit.
+_ATTEMPTS = 6
+#: How often the smallest peak is sought, with more reshards counted each time.
+_LEAST_ATTEMPTS = 3
+#: How much lower the limit gets than the simulation asks for.
+_MARGIN = 0.998
 #: How many contributors an error names.
 CONTRIBUTORS = 5
 
@@ -48,16 +72,34 @@ class MemoryLimit:
     operators:
         mesh -> what one rank runs for an operator, so that what it keeps can be observed
     seconds:
-        how long one solve under the limit may take
+        how long the search under the limit may take in all
     """
 
     nbytes: int
     optimizer: str
     operators: Probe
-    seconds: float = 30.0
+    seconds: float = SECONDS
+
+
+@dataclass(frozen=True)
+class Within:
+    """A plan within the limit.
+
+    solution:
+        its choices are those of the problem without memory; the bound holds for all plans that
+        fit
+    note:
+        what the user should know about how it was found
+    """
+
+    assignment: Assignment
+    solution: Solution
+    note: str = ""
 
 
 Lower = Callable[[Assignment], Graph]
+#: Plans that people write by hand, cheapest first.
+Experts = Callable[[], Iterable[tuple[str, Assignment]]]
 
 
 def timeline_of(graph: Graph, limit: MemoryLimit) -> Timeline:
@@ -68,141 +110,238 @@ def timeline_of(graph: Graph, limit: MemoryLimit) -> Timeline:
 
 def solve_within(
     built: Built,
-    graph: Graph,
-    rules: Mapping[str, Rule],
-    mesh: Mesh,
+    usages: ProblemUsages,
     limit: MemoryLimit,
     lower: Lower,
-) -> tuple[Assignment, Solution]:
-    """The cheapest assignment whose simulated peak is within the limit.
+    experts: Experts,
+    known: Timeline,
+) -> Within:
+    """The cheapest assignment whose simulated peak is within the limit, and never dearer than the
+    best of the experts' plans that are.
 
     built:
-        the problem without shared blocks
+        the problem that `usages` is about, with the costs to go by
     lower:
         the partitioned graph of an assignment
+    known:
+        the simulation of the cheapest plan, which is over the limit
 
     Raises MemoryLimitError, with the smallest peak reached and what it is made of, where no plan
     was found that fits.
     """
-    usages = ProblemUsages(
-        graph,
-        rules,
-        mesh,
-        optimizer=limit.optimizer,
-        ignore_below=limit.nbytes * IGNORED_SHARE,
-        probe=limit.operators,
-    )
-    counted, _ = with_memory(built, graph, usages)
-    problem = replace(counted, usage_limit=float(limit.nbytes))
-    best: Timeline | None = None
-    bound: float | None = None
-    for _ in range(ATTEMPTS):
+    return _Search(built, usages, limit, lower, known).run(experts)
+
+
+class _Search:
+    def __init__(
+        self,
+        built: Built,
+        usages: ProblemUsages,
+        limit: MemoryLimit,
+        lower: Lower,
+        known: Timeline,
+    ) -> None:
+        self.until = time.perf_counter() + limit.seconds
+        self.built, self.usages, self.limit, self.lower = built, usages, limit, lower
+        self.memory: StepMemory = step_memory(usages)
+        # What the problem is told: lower than the limit where it saw less than there is.
+        self.told = float(limit.nbytes)
+        self.followed: set[int] = set()
+        self.bound: float | None = None
+        self.best = known
+        self.simulated = known.peak
+
+    def left(self) -> float:
+        return max(self.until - time.perf_counter(), 0.0)
+
+    def run(self, experts: Experts) -> Within:
+        found, proven = self._solve_repeatedly(None)
+        if found is not None and found.gap <= GAP:
+            return Within(self._assignment(found.choice), found)
+        expert = None if proven else self._expert(experts, found)
+        if expert is not None:
+            name, found = expert
+            better, _ = self._solve_repeatedly(found)
+            if better is not None and better.cost < found.cost:
+                return Within(self._assignment(better.choice), better)
+            note = (
+                f"memory limit {format_bytes(self.limit.nbytes)}: no better plan than {name} was "
+                "found in time"
+            )
+            return Within(self._assignment(found.choice), found, note)
+        if found is not None:
+            return Within(self._assignment(found.choice), found)
+        return self._least()
+
+    def _assignment(self, choice: tuple[int, ...]) -> Assignment:
+        return self.built.assignment(self.usages.mesh, choice)
+
+    def _fits(self, choice: tuple[int, ...]) -> bool:
+        """Whether the simulation of an assignment is within the limit; else remember it."""
+        timeline = timeline_of(self.lower(self._assignment(choice)), self.limit)
+        self.simulated = timeline.peak
+        if timeline.peak < self.best.peak:
+            self.best = timeline
+        return timeline.peak <= self.limit.nbytes
+
+    # -- the solver ---------------------------------------------------------------------------
+
+    def _solve_repeatedly(self, start: Solution | None) -> tuple[Solution | None, bool]:
+        """The best solution that is simulated to fit, and whether it is proven that none does."""
+        for attempt in range(_ATTEMPTS):
+            if attempt and not self.left():
+                return None, False
+            try:
+                choice = self._candidate(None if start is None else start.choice)
+            except InfeasibleError as error:
+                return None, error.proven and attempt == 0
+            if self._follow(choice, self.limit.nbytes):
+                continue
+            if self._fits(choice):
+                return self._as_found(choice), False
+            self.told *= min(self.limit.nbytes / self.simulated * _MARGIN, _MARGIN)
+        return None, False
+
+    def _candidate(self, start: tuple[int, ...] | None) -> tuple[int, ...]:
+        """The best choice that is found within what the problem is told."""
+        # Later problems have fewer solutions: only the first bounds hold for all that fit.
+        holds = self.told == self.limit.nbytes
+        problem = self.built.problem
+        branches = Branches(Relaxation(problem, self.memory, self.told), GAP)
+        if start is not None:
+            branches.offer(self._column(start))
+        branches.relax(_PRICES_SHARE * self.left())
+        if not branches.near:
+            choices = [column.choice for column in branches.found]
+            better = self._of_pieces(choices, branches.best)
+            if better is not None:
+                branches.offer(self._column(better))
+        branches.search(_BRANCHES_SHARE * self.left())
+        if holds:
+            self._bound_is(branches.bound)
+        best = branches.best
+        if best is not None and branches.near:
+            return best.choice
         try:
-            solution = solve(problem, seconds=limit.seconds)
-        except InfeasibleError as error:
-            raise _infeasible(limit, best, error) from None
-        # Later problems have fewer choices: only the first bound holds for all plans that fit.
-        bound = solution.bound if bound is None else bound
-        assignment = built.assignment(mesh, solution.choice)
-        timeline = timeline_of(lower(assignment), limit)
-        if timeline.peak <= limit.nbytes:
-            return assignment, replace(solution, bound=min(bound, solution.cost))
-        if best is None or timeline.peak < best.peak:
-            best = timeline
-        problem = _without_the_largest(problem, built, timeline, solution.choice)
-    raise _infeasible(limit, best, None)
+            begin = None if best is None else best.choice
+            solution = self._solve(problem, _SHARE * self.left(), begin, self.followed)
+        except InfeasibleError:
+            if best is None:
+                raise
+            return best.choice
+        if holds:
+            self._bound_is(solution.bound)
+        choice = solution.choice[: len(problem.nodes)]
+        return choice if best is None or solution.cost < best.cost else best.choice
 
+    def _column(self, choice: tuple[int, ...]) -> Column:
+        cost, _ = evaluate(self.built.problem, choice)
+        return Column(choice, cost, self.memory.profile(choice))
 
-def _without_the_largest(
-    problem: Problem, built: Built, timeline: Timeline, choice: Sequence[int]
-) -> Problem:
-    """Forbid what made the largest tensor at a peak that the problem did not see coming.
+    def _bound_is(self, bound: float) -> None:
+        self.bound = bound if self.bound is None else max(self.bound, bound)
 
-    The problem leaves out what is held for the length of one reshard. Where that decides, the
-    operator behind it loses the choices that make its results as it made them.
-    """
-    nodes = list(problem.nodes)
-    for item in timeline.at_peak:
-        name = item.name if item.name in built.strategies else re.sub(r"_\d+$", "", item.name)
-        if name not in built.strategies:
-            continue
-        index, _ = built.strategies[name]
-        results = built.choices[index].results
-        alike = [
-            all(layouts[k] == layouts[choice[index]] for layouts in results)
-            for k in range(len(nodes[index].costs))
-        ]
-        costs = np.where(alike, np.inf, nodes[index].costs)
-        if np.isfinite(costs).any():
-            nodes[index] = replace(nodes[index], costs=costs)
-            return replace(problem, nodes=tuple(nodes))
-    assert problem.usage_limit is not None
-    return replace(problem, usage_limit=problem.usage_limit * MARGIN)
+    def _of_pieces(
+        self, choices: list[tuple[int, ...]], best: Column | None
+    ) -> tuple[int, ...] | None:
+        """The best choice made of pieces of these; None for nothing new."""
+        start = None
+        if best is not None:
+            start, choices = best.choice, [*choices, best.choice]
+        nodes = []
+        for node, options in zip(self.built.problem.nodes, zip(*choices, strict=True), strict=True):
+            costs = np.full(len(node.costs), np.inf)
+            kept = sorted(set(options))
+            costs[kept] = node.costs[kept]
+            nodes.append(replace(node, costs=costs))
+        problem = replace(self.built.problem, nodes=tuple(nodes))
+        try:
+            solution = self._solve(problem, _PIECES_SHARE * self.left(), start, None)
+        except InfeasibleError:
+            return None
+        return solution.choice[: len(nodes)]
 
+    def _solve(
+        self,
+        problem: Problem,
+        seconds: float,
+        start: tuple[int, ...] | None,
+        followed: set[int] | None,
+    ) -> Solution:
+        """A problem without memory, solved with it, and with the reshards that are followed."""
+        made = with_memory(problem, self.memory, self.told, followed=followed)
+        limited = replace(made.problem, usage_limit=self.told)
+        begin = None if start is None else made.extended(start)
+        if begin is not None:
+            cost, peak = evaluate(limited, begin)
+            if peak > self.told or not np.isfinite(cost):
+                begin = None
+        return solve(limited, seconds=seconds, gap=GAP, start=begin)
 
-def _infeasible(
-    limit: MemoryLimit, best: Timeline | None, error: InfeasibleError | None
-) -> MemoryLimitError:
-    """Say by how much it does not fit, what is largest, and what would help."""
-    message = f"memory limit {format_bytes(limit.nbytes)}: no plan was found that fits one rank"
-    if error is not None and error.peak_bound is not None:
-        message += f"; every plan needs at least {format_bytes(error.peak_bound)}"
-    if best is not None:
-        largest = "; ".join(
-            f"{format_bytes(item.nbytes)} {item.kind} {item.name}"
-            for item in best.at_peak[:CONTRIBUTORS]
+    def _follow(self, choice: tuple[int, ...], level: float) -> bool:
+        """Count the reshards that take a solution over a level while they run, if any do."""
+        profile = self.memory.profile(choice)
+        over = np.flatnonzero(profile > level)
+        found = set()
+        for number, link in enumerate(self.memory.links):
+            if number in self.followed or link.source == link.target:
+                continue
+            for part in link.parts:
+                if part.copy or not part.of(choice[link.source], choice[link.target]):
+                    continue
+                times = part.times
+                if any(((lo <= over) & (over < hi)).any() for lo, hi in times):
+                    found.add(number)
+        self.followed |= found
+        return bool(found)
+
+    def _as_found(self, choice: tuple[int, ...]) -> Solution:
+        cost, _ = evaluate(self.built.problem, choice)
+        if self.bound is None:
+            # No search under the limit came to a bound; that of all plans holds as well.
+            self.bound = solve(self.built.problem, seconds=_BOUND_SECONDS).bound
+        bound = min(self.bound, cost)
+        same = bound >= cost * (1 - 1e-9)
+        return Solution(
+            choice,
+            cost,
+            cost if same else bound,
+            self.memory.peak(choice),
+            "optimal" if same else "feasible",
         )
-        message += f"; the smallest peak reached is {format_bytes(best.peak)}, made of {largest}"
-    return MemoryLimitError(
-        message + ". More ranks, a smaller batch, or an optimizer with less state would help"
-    )
 
+    # -- otherwise ----------------------------------------------------------------------------
 
-def with_memory(built: Built, graph: Graph, usages: ProblemUsages) -> tuple[Problem, list[Tie]]:
-    """The problem of `build_problem` (without shared blocks) with every tensor's memory on it.
+    def _expert(self, experts: Experts, found: Solution | None) -> tuple[str, Solution] | None:
+        """The cheapest expert's plan that fits and is cheaper than what was found."""
+        for name, assignment in experts():
+            choice = self.built.choice(assignment)
+            cost, _ = evaluate(self.built.problem, choice)
+            if found is not None and cost >= found.cost:
+                continue
+            # The problem counts rather too much: what it finds far too large is.
+            if self.memory.peak(choice) <= 1.1 * self.limit.nbytes and self._fits(choice):
+                return name, self._as_found(choice)
+        return None
 
-    The nodes of `built` keep their numbers; nodes that only carry memory come after them, each
-    with the tie that says what it follows.
-    """
-    nodes, edges = list(built.problem.nodes), list(built.problem.edges)
-    ties: list[Tie] = []
-
-    def take(added: Added) -> None:
-        nodes.extend(added.nodes)
-        edges.extend(added.edges)
-        ties.extend(added.ties)
-
-    def put(index: int, carriers: tuple[Carrier, ...]) -> None:
-        nodes[index], added = hold(nodes[index], index, carriers, len(nodes))
-        take(added)
-
-    for node in graph.nodes:
-        if node.is_source:
-            index, layouts = built.sources[node.name]
-            carried = usages.parameter if node.op == "param" else usages.source
-            put(index, carried(node.results[0], layouts))
-        else:
-            index, _ = built.strategies[node.name]
-            put(index, usages.call(node, built.choices[index]))
-    for name, (index, layouts) in built.relays.items():
-        put(index, usages.relay(graph.value(name), layouts))
-    for output, returned in zip(graph.outputs, built.outputs, strict=True):
-        if returned is not None:
-            put(returned[0], usages.output(output, returned[1]))
-    for value, (node, result) in ((n.results[i], (n, i)) for n, i in graph.producers.values()):
-        if node.is_source:
-            index, layouts = built.sources[node.name]
-        else:
-            index, _ = built.strategies[node.name]
-            layouts = built.choices[index].results[result]
-        name = f"copy of {value.name}"
-        if value.name in built.relays:
-            relay, handed = built.relays[value.name]
-            copy = usages.copy(value, layouts, handed, None)
-            take(hold_copy(name, copy, index, relay, len(nodes)))
-            index, layouts = relay, handed
-        for use, k in graph.consumers[value.name]:
-            at, _ = built.strategies[use.name]
-            copy = usages.copy(value, layouts, built.choices[at].operands[k], use)
-            take(hold_copy(name, copy, index, at, len(nodes)))
-    return Problem(tuple(nodes), tuple(edges)), ties
+    def _least(self) -> Within:
+        """The plan of the smallest peak if that fits; raises MemoryLimitError if not."""
+        seconds = max(_LEAST_SHARE * self.limit.seconds, self.left()) / _LEAST_ATTEMPTS
+        for _ in range(_LEAST_ATTEMPTS):
+            problem = with_memory(self.built.problem, self.memory, followed=self.followed)
+            least = least_peak(problem.problem, seconds=seconds)
+            choice = least.choice[: problem.nodes]
+            if self._fits(choice):
+                note = (
+                    f"memory limit {format_bytes(self.limit.nbytes)}: this is the plan of the "
+                    "smallest peak; no cheaper one that fits was found in time"
+                )
+                return Within(self._assignment(choice), self._as_found(choice), note)
+            if not self._follow(choice, least.peak):
+                break
+        largest = "; ".join(map(str, contributors(self.best)[:CONTRIBUTORS]))
+        raise MemoryLimitError(
+            f"memory limit {format_bytes(self.limit.nbytes)}: no plan was found that fits one "
+            f"rank; the smallest peak found is {format_bytes(self.best.peak)}, made of {largest}. "
+            f"What would help: {remedies(self.best, self.limit.optimizer)}"
+        )

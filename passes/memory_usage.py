@@ -1,26 +1,15 @@
-"""Memory as the assignment problem counts it: bytes per choice, over fixed live ranges.
+"""Memory as the assignment problem counts it: bytes per choice, and when they are held.
 
-The problem has a node per call, source, shared value (relay) and output, and one choice says which
-layouts that node gives and asks. Who carries what, with ``F`` nodes in the graph, a call at ``i``
-running forward at ``i`` and backward at ``2F-1-i``, and the optimizer at ``2F``:
-
-- a parameter: its shard with optimizer state always, its gradient from the first backward that
-  makes one
-- between a value and a use of it (a parameter's relay, a call): the copy made for that use
-- the relay of a value: the value in the relay's layout, until its last use or the last backward
-  that needs it
-- a call: what autograd keeps for it (saved operands that no relay carries, saved results,
-  internals) until its backward; results on their way to the next call; gradients on their way back
-- an output: the tensor returned, until the step ends
-
-Views carry nothing; the storage they show is carried once. Which tensors are saved, how long
-gradients live and which of them share memory comes from simulating the whole graph. Not seen are
-copies made within a chain of views, and what a reshard uses while it runs.
+One choice of a problem node says which layouts it gives and asks. From `lifetimes` follows what is
+held for it: a storage carried by a slot counts in the layout that the slot's node chose for it.
+Added are what autograd keeps besides operands and results and what operators use for a moment
+(`kept`), and the optimizer's state and workspace. What a reshard leaves and uses depends on the two
+nodes that it lies between (`reshard_memory`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,251 +18,326 @@ from autopar.ir.cut import largest
 from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
-from autopar.ir.rule import Factor, Rule, Strategy
+from autopar.ir.reduced import is_fetched
+from autopar.ir.rule import Rule
+from autopar.passes.blocks import NO_BLOCKS, Blocks
+from autopar.passes.build import Built
 from autopar.passes.choices import Choices
+from autopar.passes.device import Device
 from autopar.passes.kept import Kept, Piece, Probe, kept_by
-from autopar.passes.lifetimes import Lifetimes
-from autopar.passes.saved import Resolve
+from autopar.passes.lifetimes import Carried, Interval, Lifetimes, Slot
+from autopar.passes.reshard_memory import ReshardMemory, reshard_memory
+from autopar.passes.saved import Resolve, Spec
+from autopar.passes.shorten import shorten
 from autopar.passes.signature import signature
 from autopar.passes.stand_ins import callable_of
 from autopar.passes.timeline import OPTIMIZER_WORKSPACE, optimizer_states
 
-#: How the dimensions of a tensor are cut: the mesh axes that split each, and in which units.
-Cut = tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]
+
+@dataclass(frozen=True, eq=False)
+class Usage:
+    """Bytes that a problem node holds under each of its choices, over one interval.
+
+    kind:
+        equal for usages that hold the same at other times: those of the copies of a block
+    times:
+        how many nodes hold so much at the same time
+    """
+
+    node: int
+    kind: Hashable
+    usages: np.ndarray
+    interval: Interval
+    times: int
 
 
 @dataclass(frozen=True, eq=False)
-class Carrier:
-    """Memory that a problem node holds.
+class Move:
+    """A reshard between two problem nodes.
 
-    what:
-        "shard", "gradient", "copy", "held", "saved", or "moment" and which
-    usages:
-        bytes on one rank under each choice, float64 [choices]
-    interval:
-        the half-open range of positions
+    memory, nbytes:
+        what it needs, as parts of a tensor of so many bytes, over distinct layouts
+    sources, targets:
+        the layout of each choice of either node
+    at, back:
+        when it runs, and when a gradient comes back (None where none does)
+    alone, back_alone:
+        whether nothing else needs what it starts from
     """
 
-    what: str
-    usages: np.ndarray
-    interval: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Copy:
-    """What one node carries that stands between the maker of a value and a use of it.
-
-    carriers:
-        usages [2 * classes]: first where the value is used as it is, then where it is a copy
-    classes:
-        the distinct ways in which the use asks for the value to be split
-    made, asked:
-        how it is split under each choice of the maker and of the use
-    """
-
-    carriers: tuple[Carrier, ...]
-    classes: tuple[Cut, ...]
-    made: tuple[Cut, ...]
-    asked: tuple[Cut, ...]
+    source: int
+    target: int
+    kind: Hashable
+    memory: ReshardMemory
+    nbytes: int
+    sources: np.ndarray
+    targets: np.ndarray
+    at: int
+    back: int | None
+    alone: bool
+    back_alone: bool
+    times: int
 
 
 class ProblemUsages:
-    """The carriers of every node of the assignment problem of one graph.
+    """What every node of the assignment problem of one graph holds.
 
-    ignore_below:
-        leave out copies of activations, and what is held for a moment only (results and gradients
-        on their way, workspace), where it is smaller than this many bytes under every choice
+    built:
+        the problem; copies of a block may share their nodes
+    blocks:
+        the graph's blocks; copies that share their decisions are not looked at one by one
 
     Raises PlanError for an unknown optimizer.
     """
 
     def __init__(
         self,
+        built: Built,
         graph: Graph,
         rules: Mapping[str, Rule],
         mesh: Mesh,
+        device: Device,
         *,
+        blocks: Blocks = NO_BLOCKS,
         optimizer: str = "adam",
-        ignore_below: float = 0.0,
         resolve: Resolve = callable_of,
         probe: Probe | None = None,
     ) -> None:
-        self.graph, self.rules, self.mesh = graph, rules, mesh
-        self.resolve, self.probe = resolve, probe
-        self.ignore_below = ignore_below
+        models = {name: index for name, (index, _) in built.strategies.items()}
+        short = shorten(graph, blocks, models)
+        self.built, self.graph, self.rules, self.mesh = built, short.graph, rules, mesh
+        self.passed_over, self._weights = short.passed_over, short.weights
+        self.device, self.resolve, self.probe = device, resolve, probe
         self.states = optimizer_states(optimizer)
         self.workspace = OPTIMIZER_WORKSPACE[optimizer]
-        self.lives = Lifetimes(graph, resolve)
-        trained = [n.results[0] for n in graph.sources("param") if n.results[0].grad]
-        self.largest = max((v.nbytes for v in trained), default=0)
-        # (identity of the layouts, shape, dimensions) -> pieces; the layouts are kept so that it
-        # stays.
-        self._pieces: dict[Hashable, tuple[Sequence[Layout], np.ndarray]] = {}
-        self._factors: dict[int, tuple[Choices, dict[str, np.ndarray]]] = {}
         self._kept: dict[Hashable, Kept] = {}
+        self.lives = Lifetimes(self.graph, resolve, built.relays, self._also_saved)
+        self._shares: dict[Hashable, tuple[Sequence[Layout], np.ndarray]] = {}
+        self._usages: dict[Hashable, np.ndarray] = {}
+        self._reshards: dict[Hashable, tuple[ReshardMemory, np.ndarray, np.ndarray]] = {}
+        self._of_call: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
-    @property
-    def end(self) -> int:
-        """The first position after the step."""
-        return 2 * len(self.graph.nodes) + 1
+    def _times(self, slot: Slot) -> int:
+        """For how many slots of the whole graph one stands."""
+        name = slot.name
+        if slot.kind == "handed":
+            name = self.graph.producers[name][0].name
+        return self._weights.get(name, 1)
 
-    def call(self, node: Node, choices: Choices) -> tuple[Carrier, ...]:
-        """What a call carries; the first carrier is what autograd keeps for it."""
-        own = self.lives.of_call(node)
-        kept = self._kept_by(node)
-        split = self._factor_pieces(node, choices)
-        saved = np.zeros(len(choices.strategies))
-        for index in own.operands:
-            held = self._local(node.operands[index], choices.operands[index])
-            for factor, assisted in kept.assisted.items():
-                if index not in assisted.operands:
-                    held = np.where(split[factor] > 1, 0.0, held)
-            saved += held
-        for index in own.results:
-            saved += self._local(node.results[index], choices.results[index])
-        internals, forward, backward = self._kept_bytes(node, kept, split, choices)
-        saved += internals
-        carriers = [Carrier("saved", saved, own.interval)]
-        for k, moment in enumerate(own.moments):
-            layouts = choices.results[moment.result]
-            usages = moment.nbytes / self._all_pieces(node.results[moment.result], layouts)
-            carriers.append(Carrier(f"moment {k}", usages, moment.interval))
-        lo, hi = own.interval
-        carriers.append(Carrier("moment forward", forward, (lo, lo + 1)))
-        carriers.append(Carrier("moment backward", backward, (hi - 1, hi)))
-        return self._worth(carriers)
+    # -- what nodes hold ----------------------------------------------------------------------
 
-    def relay(self, value: Value, layouts: Sequence[Layout]) -> tuple[Carrier, ...]:
-        """What the relay of a value carries; nothing for a parameter, whose copies `copy` sees."""
-        own = self.lives.of_relay(value)
-        carriers = [Carrier("saved", self._local(value, layouts), own.interval)]
-        for k, moment in enumerate(own.moments):
-            usages = moment.nbytes / self._all_pieces(value, layouts)
-            carriers.append(Carrier(f"moment {k}", usages, moment.interval))
-        return self._worth(carriers)
+    def usages(self) -> Iterator[Usage]:
+        """What single nodes hold, in no particular order."""
+        for carried in self.lives.carried:
+            yield from self._carried(carried)
+        for node in self.graph.calls:
+            yield from self._kept_for(node)
 
-    def parameter(self, value: Value, stored: Sequence[Layout]) -> tuple[Carrier, ...]:
-        """What a parameter carries: its shard, optimizer state and gradient, not its copies."""
-        shard = value.nbytes / self._all_pieces(value, stored)
-        if not value.grad:
-            return (Carrier("shard", shard, (0, self.end)),)
-        _, backward = self.lives.of_parameter(value)
-        carriers = [
-            Carrier("shard", shard * (1 + self.states), (0, self.end)),
-            Carrier("gradient", shard, (backward[0], self.end)),
-        ]
-        if value.nbytes == self.largest:
-            step = (self.end - 1, self.end)
-            carriers.append(Carrier("moment step", shard * self.workspace, step))
-        return self._worth(carriers)
+    def optimizer_step(self) -> dict[int, np.ndarray]:
+        """Problem node of a trained parameter -> bytes in use while it is updated."""
+        found = {}
+        for node in self.graph.sources("param"):
+            (value,) = node.results
+            index, layouts = self.built.sources[node.name]
+            if value.grad and self.workspace and index not in found:
+                share = self._share(layouts, value.shape, tuple(range(len(value.shape))))
+                found[index] = self.workspace * value.nbytes * share
+        return found
 
-    def copy(
-        self, value: Value, made: Sequence[Layout], asked: Sequence[Layout], use: Node | None
-    ) -> Copy:
-        """What is carried between two nodes where one asks for a value in another layout.
+    def _carried(self, carried: Carried) -> Iterator[Usage]:
+        slot = carried.slot
+        index, layouts, value = self.place(slot)
+        kind = (index, slot.kind, slot.number, carried.nbytes, carried.dims, carried.grad)
+        if kind not in self._usages:
+            usages = carried.nbytes * self._share(layouts, value.shape, carried.dims)
+            node = self.graph.producers[value.name][0]
+            if slot.kind == "made" and node.op == "param" and value.grad and not carried.grad:
+                usages = usages * (1 + self.states)
+            self._usages[kind] = usages
+        usages, times = self._usages[kind], self._times(slot)
+        if slot.kind != "read" or carried.grad:
+            yield Usage(index, kind, usages, carried.interval, times)
+            return
+        (lo, hi), until = carried.interval, self.lives.calls[slot.name] + 1
+        if lo < until:
+            yield Usage(index, kind, usages, (lo, min(until, hi)), times)
+        if until < hi:
+            kept = self._saved(slot, index)
+            held = np.where(kept, usages, 0.0)
+            yield Usage(index, (*kind, "saved"), held, (max(lo, until), hi), times)
 
-        made, asked:
-            the layout under each choice of the node that has the value (its source or relay) and
-            of the one that wants it
-        use:
-            the call that wants it; None for the relay of a parameter
+    def saved(self, slot: Slot) -> np.ndarray | None:
+        """Whether a copy read by a call is kept for backward, under each of its strategies.
+
+        None where that does not depend on them.
         """
-        distinct = {_cut(layout): layout for layout in reversed(asked)}
-        classes = list(dict.fromkeys(map(_cut, asked)))
-        layouts = [distinct[cut] for cut in classes]
-        nbytes = np.concatenate(
-            [np.zeros(len(classes)), value.nbytes / self._all_pieces(value, layouts)]
+        if slot.kind != "read" or not self._kept_by(self._node(slot)).assisted:
+            return None
+        return self._saved(slot, self.built.strategies[slot.name][0])
+
+    def _node(self, slot: Slot) -> Node:
+        return self.graph.producers[slot.name][0]
+
+    def _saved(self, slot: Slot, index: int) -> np.ndarray:
+        """Whether an operand is kept for backward, under each strategy of its call."""
+        node = self._node(slot)
+        choices = self.built.choices[index]
+        usually = slot.number in self.lives.saved[slot.name]
+        saved = np.full(len(choices.strategies), usually)
+        for factor, assisted in self._kept_by(node).assisted.items():
+            split = self._pieces(node, choices, factor) > 1
+            saved = np.where(split, slot.number in assisted.operands, saved)
+        return saved
+
+    def _kept_for(self, node: Node) -> Iterator[Usage]:
+        """What autograd keeps for a call besides, and what is used while it runs."""
+        index, _ = self.built.strategies[node.name]
+        if index not in self._of_call:
+            self._of_call[index] = self._observed(node, self.built.choices[index])
+        internals, forward, backward = self._of_call[index]
+        at = self.lives.calls[node.name]
+        back = self.lives.mirrored(at)
+        times = self._weights.get(node.name, 1)
+        yield Usage(index, (index, "internals"), internals, (at, back + 1), times)
+        yield Usage(index, (index, "forward"), forward, (at, at + 1), times)
+        yield Usage(index, (index, "backward"), backward, (back, back + 1), times)
+
+    # -- what reshards hold -------------------------------------------------------------------
+
+    def moves(self) -> Iterator[tuple[Slot, Move]]:
+        """Every reshard between two choices, by the slot it goes to."""
+        for slot, (origin, at) in self.lives.reshards.items():
+            source, made, value = self.place(origin)
+            target, asked, _ = self.place(slot)
+            grad = value.grad and self._flows(slot)
+            kind = (source, origin.kind, origin.number, target, slot.kind, slot.number, grad)
+            if kind not in self._reshards:
+                fetched = origin.kind == "made" and is_fetched(self._node(origin))
+                self._reshards[kind] = self._reshard(made, asked, value, grad, fetched)
+            memory, sources, targets = self._reshards[kind]
+            yield (
+                slot,
+                Move(
+                    source,
+                    target,
+                    kind,
+                    memory,
+                    value.nbytes,
+                    sources,
+                    targets,
+                    at,
+                    self.lives.mirrored(at) if slot in self.lives.returning else None,
+                    (slot, False) in self.lives.alone,
+                    (slot, True) in self.lives.alone,
+                    self._times(slot),
+                ),
+            )
+
+    def _flows(self, slot: Slot) -> bool:
+        """Whether the problem prices a gradient that goes back through a reshard."""
+        if slot.kind == "read":
+            return self.graph.producers[slot.name][0].operand_grad(slot.number)
+        if slot.kind == "handed":
+            name = slot.name
+            returned = any(v.name == name for v in self.graph.outputs if isinstance(v, Value))
+            uses = self.graph.consumers[name]
+            return returned or any(node.operand_grad(k) for node, k in uses)
+        return slot.kind == "returned"
+
+    def _reshard(
+        self,
+        made: Sequence[Layout],
+        asked: Sequence[Layout],
+        value: Value,
+        grad: bool,
+        fetched: bool,
+    ) -> tuple[ReshardMemory, np.ndarray, np.ndarray]:
+        rows, columns = list(dict.fromkeys(made)), list(dict.fromkeys(asked))
+        memory = reshard_memory(
+            rows, columns, value.shape, self.mesh, self.device, grad=grad, fetched=fetched
         )
-        kept, read, back = self.lives.of_copy(value, use)
-        carriers = [Carrier("copy", nbytes, kept), Carrier("moment copy", nbytes, read)]
-        if value.grad:
-            carriers.append(Carrier("moment gradient", nbytes, back))
-        if use is not None and self.graph.producers[value.name][0].op != "param":
-            carriers = [c for c in carriers if nbytes.max() >= self.ignore_below]
-        return Copy(
-            self._worth(carriers),
-            tuple(classes),
-            tuple(map(_cut, made)),
-            tuple(map(_cut, asked)),
+        row = {layout: k for k, layout in enumerate(rows)}
+        column = {layout: k for k, layout in enumerate(columns)}
+        return (
+            memory,
+            np.array([row[layout] for layout in made], dtype=np.intp),
+            np.array([column[layout] for layout in asked], dtype=np.intp),
         )
 
-    def source(self, value: Value, layouts: Sequence[Layout]) -> tuple[Carrier, ...]:
-        """What an input, buffer or constant carries."""
-        usages = value.nbytes / self._all_pieces(value, layouts)
-        return (Carrier("held", usages, (0, self.end)),)
-
-    def output(self, value: Value, layouts: Sequence[Layout]) -> tuple[Carrier, ...]:
-        """What a returned value carries, where its relay or producer does not already."""
-        return self._worth(
-            [Carrier("held", self._local(value, layouts), self.lives.of_output(value))]
-        )
+    def place(self, slot: Slot) -> tuple[int, Sequence[Layout], Value]:
+        """The problem node that decides the layout of a slot, its layouts, and the value."""
+        graph, built = self.graph, self.built
+        match slot.kind:
+            case "handed":
+                index, layouts = built.relays[slot.name]
+                return index, layouts, graph.value(slot.name)
+            case "read":
+                index, _ = built.strategies[slot.name]
+                node = graph.producers[slot.name][0]
+                return index, built.choices[index].operands[slot.number], node.operands[slot.number]
+            case "returned":
+                returned = built.outputs[slot.number]
+                assert returned is not None
+                return *returned, graph.outputs[slot.number]
+            case "updated":
+                value = next(value for name, value in graph.updates if name == slot.name)
+                return built.updates[slot.name], (Layout.whole(len(value.shape)),), value
+        node = graph.producers[slot.name][0]
+        value = node.results[slot.number]
+        if node.is_source:
+            return *built.sources[slot.name], value
+        index, _ = built.strategies[slot.name]
+        return index, built.choices[index].results[slot.number], value
 
     # -- sizes --------------------------------------------------------------------------------
 
-    def _worth(self, carriers: Sequence[Carrier]) -> tuple[Carrier, ...]:
-        """The carriers that hold something, small moments left out."""
-        return tuple(
-            c
-            for c in carriers
-            if c.interval[0] < c.interval[1]
-            and c.usages.max(initial=0.0) > 0
-            and (c.usages.max() >= self.ignore_below or not c.what.startswith("moment"))
-        )
-
-    def _local(self, value: Value, layouts: Sequence[Layout]) -> np.ndarray:
-        """Bytes of the memory that shows a value, on one rank, under each layout."""
-        dims = self.lives.stored_dims(value)
-        nbytes = value.dtype.itemsize
-        for d in dims:
-            nbytes *= value.shape[d]
-        return nbytes / self._split_into(value, layouts, dims)
-
-    def _all_pieces(self, value: Value, layouts: Sequence[Layout]) -> np.ndarray:
-        return self._split_into(value, layouts, tuple(range(len(value.shape))))
-
-    def _split_into(
-        self, value: Value, layouts: Sequence[Layout], dims: tuple[int, ...]
+    def _share(
+        self, layouts: Sequence[Layout], shape: tuple[int, ...], dims: tuple[int, ...]
     ) -> np.ndarray:
-        """How often the largest piece goes into the whole along some dimensions, per layout."""
-        key = id(layouts), value.shape, dims
-        if key not in self._pieces:
-            pieces = [layout.pieces(value.shape, self.mesh, dims) for layout in layouts]
-            self._pieces[key] = layouts, np.array(pieces, dtype=np.float64)
-        return self._pieces[key][1]
+        """The part of a tensor, as far as some dimensions go, that a rank holds."""
+        key = id(layouts), shape, dims
+        if key not in self._shares:
+            part = {
+                layout: 1 / layout.pieces(shape, self.mesh, dims)
+                for layout in dict.fromkeys(layouts)
+            }
+            # The layouts are kept so that their identity stays.
+            self._shares[key] = layouts, np.array([part[layout] for layout in layouts])
+        return self._shares[key][1]
+
+    def _pieces(self, node: Node, choices: Choices, name: str) -> np.ndarray:
+        """How often the largest part of a factor goes into it, under every strategy."""
+        factor = self.rules[node.name].by_name[name]
+        parts = {
+            axes: factor.size / largest(factor.size, self.mesh.sizes_of(axes)) if axes else 1.0
+            for axes in {s.axes_of(name) for s in choices.strategies}
+        }
+        return np.array([parts[s.axes_of(name)] for s in choices.strategies])
 
     # -- what autograd keeps besides ----------------------------------------------------------
 
+    def _also_saved(self, node: Node, operands: Sequence[Spec]) -> Iterator[int]:
+        for assisted in self._kept_on(node, tuple(operands)).assisted.values():
+            yield from assisted.operands
+
     def _kept_by(self, node: Node) -> Kept:
-        operands = tuple(self.lives.effects.spec(v) for v in node.operands)
+        return self._kept_on(node, tuple(self.lives.effects.spec(v) for v in node.operands))
+
+    def _kept_on(self, node: Node, operands: tuple[Spec, ...]) -> Kept:
         key = signature(node), operands
         if key not in self._kept:
             rule = self.rules[node.name]
             self._kept[key] = kept_by(node, rule, operands, self.resolve, self.probe)
         return self._kept[key]
 
-    def _factor_pieces(self, node: Node, choices: Choices) -> dict[str, np.ndarray]:
-        """How often the largest part of each factor goes into it, under every strategy."""
-        key = id(choices)
-        if key not in self._factors:
-            split = {
-                factor.name: np.array(
-                    [self._parts(factor, s) for s in choices.strategies],
-                    dtype=np.float64,
-                )
-                for factor in self.rules[node.name].factors
-            }
-            self._factors[key] = choices, split
-        return self._factors[key][1]
-
-    def _parts(self, factor: Factor, strategy: Strategy) -> float:
-        axes = strategy.axes_of(factor.name)
-        return factor.size / largest(factor.size, self.mesh.sizes_of(axes)) if axes else 1.0
-
-    def _kept_bytes(
-        self, node: Node, kept: Kept, split: dict[str, np.ndarray], choices: Choices
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _observed(self, node: Node, choices: Choices) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Internals, forward and backward workspace under every strategy."""
+        kept = self._kept_by(node)
         count = len(choices.strategies)
+        split = {
+            factor.name: self._pieces(node, choices, factor.name)
+            for factor in self.rules[node.name].factors
+        }
         found = [
             sum((_shrunk(piece, split, count) for piece in kept.internals), np.zeros(count)),
             _shrunk(kept.forward, split, count),
@@ -282,18 +346,19 @@ class ProblemUsages:
         for factor, assisted in kept.assisted.items():
             if not node.operands:
                 continue
-            pieces = self._all_pieces(node.operands[0], choices.operands[0])
-            with_it = (assisted.internals, assisted.forward, assisted.backward)
+            value, layouts = node.operands[0], choices.operands[0]
+            share = self._share(layouts, value.shape, tuple(range(len(value.shape))))
+            with_it = (
+                assisted.internals * share,
+                assisted.forward * share,
+                assisted.backward * share,
+            )
             found = [
-                np.where(split[factor] > 1, nbytes / pieces, usual)
+                np.where(split[factor] > 1, nbytes, usual)
                 for nbytes, usual in zip(with_it, found, strict=True)
             ]
         internals, forward, backward = found
         return internals, forward, backward
-
-
-def _cut(layout: Layout) -> Cut:
-    return layout.dims, layout.units
 
 
 def _shrunk(piece: Piece, split: dict[str, np.ndarray], strategies: int) -> np.ndarray:
@@ -301,28 +366,3 @@ def _shrunk(piece: Piece, split: dict[str, np.ndarray], strategies: int) -> np.n
     for factor in piece.factors:
         usages /= split[factor]
     return usages
-
-
-def merge_copies(copies: Sequence[Sequence[Carrier]], groups: int = 8) -> tuple[Carrier, ...]:
-    """The carriers of a node that several copies of a block share, given copy by copy.
-
-    What consecutive copies hold is added up over the hull of their intervals, in so many groups:
-    intervals of copies are nested around the end of forward, where most is held, and there the
-    sum is exact. Of moments, which follow each other, the last copy's are kept.
-    """
-    if len(copies) == 1:
-        return tuple(copies[0])
-    merged: list[Carrier] = []
-    for part in np.array_split(np.arange(len(copies)), min(groups, len(copies))):
-        by_what: dict[str, Carrier] = {}
-        for carrier in (c for k in part.tolist() for c in copies[k]):
-            if carrier.what.startswith("moment"):
-                continue
-            known = by_what.get(carrier.what)
-            if known is not None:
-                (lo, hi), (a, b) = known.interval, carrier.interval
-                total = known.usages + carrier.usages
-                carrier = Carrier(carrier.what, total, (min(lo, a), max(hi, b)))
-            by_what[carrier.what] = carrier
-        merged += by_what.values()
-    return (*merged, *(c for c in copies[-1] if c.what.startswith("moment")))

@@ -37,6 +37,8 @@ class Effects:
     def __init__(self, graph: Graph, resolve: Resolve) -> None:
         self.graph, self.resolve = graph, resolve
         self.assumed: set[str] = set()
+        # What calls depend on besides their arguments: the groups of their mesh.
+        self._where = "" if graph.mesh is None else str(graph.mesh)
         self._specs: dict[str, Spec] = {}
         self._calls: dict[str, Call | None] = {}
 
@@ -77,7 +79,7 @@ class Effects:
         if self.graph.mesh is not None:
             node = rank_call(node, self.graph.mesh, self.graph.mesh.coordinates(0))
         try:
-            call = Call.make(node, operands, self.resolve, str(self.graph.mesh))
+            call = Call.make(node, operands, self.resolve, self._where)
             effect = observe(call)
         except Exception:  # any failure of a foreign operator means only that it cannot be seen
             return None, _all_saved(operands, results)

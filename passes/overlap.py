@@ -29,6 +29,7 @@ from typing import Literal
 import numpy as np
 
 from autopar.ir.graph import Graph
+from autopar.ir.reduced import is_parameter_cast
 from autopar.passes.solver import Edge, Problem, Solution, evaluate, solve
 from autopar.passes.solver import Node as ProblemNode
 
@@ -69,8 +70,8 @@ class Parts:
 
 
 def last_gradients(graph: Graph, nbytes: float) -> frozenset[str]:
-    """The parameters whose gradients exist when the backward pass is over: those used first, until
-    they fill a bucket of so many bytes."""
+    """The parameters whose gradients exist when the backward pass is over, and their casts: those
+    used first, until they fill a bucket of so many bytes."""
     found: set[str] = set()
     parameters = {node.results[0].name: node.results[0] for node in graph.sources("param")}
     for node in graph.calls:
@@ -80,6 +81,8 @@ def last_gradients(graph: Graph, nbytes: float) -> frozenset[str]:
                     return frozenset(found)
                 found.add(value.name)
                 nbytes -= value.nbytes
+                if is_parameter_cast(node):
+                    found.add(node.name)
     return frozenset(found)
 
 

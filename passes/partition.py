@@ -18,6 +18,7 @@ from typing import Any
 
 from autopar.ir.graph import Graph, Node, Value, map_values
 from autopar.ir.layout import Layout
+from autopar.ir.reduced import REDUCED_IN, SUMMING, is_fetched, reduced_in
 from autopar.ir.rule import Rule
 from autopar.ir.steps import STEPS
 from autopar.passes.assignment import Assignment
@@ -124,7 +125,7 @@ class _Partitioner:
                 name, current, "autopar.to_invariant", (source.layout.replicate,), plain, False
             )
         made_by = self.graph.producers[name][0]
-        fetched = made_by.op == "param" and source.name == name
+        fetched = is_fetched(made_by) and source.name == name
         for step in self.reshard(source.layout, layout, source, grad, fetched):
             current = self._step(name, current, step.op, step_node_args(step), step.after, grad)
         return current
@@ -137,8 +138,12 @@ class _Partitioner:
         existing = copies.get((after, grad))
         if existing is None:
             existing = replace(current, name=self._fresh(name), layout=after, grad=grad)
-            origin = self.graph.producers[name][0].origin
-            self.nodes.append(Node(op, (current, *args), {}, (existing,), origin=origin))
+            made_by = self.graph.producers[name][0]
+            reduced = reduced_in(made_by) if grad and op in SUMMING else None
+            attrs = {} if reduced is None else {REDUCED_IN: reduced}
+            self.nodes.append(
+                Node(op, (current, *args), {}, (existing,), origin=made_by.origin, attrs=attrs)
+            )
             copies[(after, grad)] = existing
         return existing
 

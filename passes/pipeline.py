@@ -2,30 +2,40 @@
 
 traced graph ──place──▶ hints as fixes ──decide──▶ assignment ──lower──▶ graph that ranks run
 
-`lower` is `partitioned` and then `fuse`.
+`lower` is `partitioned`, then `fuse`, then `apply_policies`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
+import torch
+
+from autopar.ir.errors import MemoryLimitError
 from autopar.ir.graph import Graph
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.verify import verify_graph
+from autopar.passes import zero
 from autopar.passes.assignment import Assignment
+from autopar.passes.baselines import baseline_assignments
+from autopar.passes.casts import explicit_casts
 from autopar.passes.choices import rules_of
 from autopar.passes.device import Device
 from autopar.passes.fuse import fuse
 from autopar.passes.hints import Hint
-from autopar.passes.memory_limit import MemoryLimit, solve_within, timeline_of
+from autopar.passes.keep import apply_policies
+from autopar.passes.memory_limit import MemoryLimit, Within, solve_within, timeline_of
+from autopar.passes.memory_usage import ProblemUsages
 from autopar.passes.overlap import priced, settle
 from autopar.passes.partition import partition
 from autopar.passes.place_hints import Placed, place_hints
+from autopar.passes.policies import NO_POLICIES, Policies
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import Mode, Outputs, Searched, search
+from autopar.passes.zero import Sharded
 
 
 def place(
@@ -34,10 +44,15 @@ def place(
     module_hints: Mapping[str, Hint],
     pattern_hints: Mapping[str, Hint],
     module_paths: Mapping[str, str],
+    reduce_dtype: torch.dtype = torch.float32,
 ) -> Placed:
-    """Check the traced graph and resolve its hints (see `place_hints`)."""
+    """Check the traced graph, resolve its hints, write its casts down.
+
+    See `place_hints` and `explicit_casts`.
+    """
     verify_graph(graph, stage="traced")
     placed = place_hints(graph, mesh, module_hints, pattern_hints, module_paths)
+    placed = replace(placed, graph=explicit_casts(placed.graph, reduce_dtype))
     verify_graph(placed.graph, stage="traced")
     return placed
 
@@ -53,46 +68,108 @@ def decide(
     method: Literal["auto", "ilp", "reduce"] = "auto",
     share_blocks: bool = True,
     limit: MemoryLimit | None = None,
+    policies: Policies = NO_POLICIES,
 ) -> Searched:
     """Choose the assignment of a placed graph (see `search`), within a memory limit if given.
+
+    policies:
+        what is kept for the backward pass. Plans are simulated so; what the search under a limit
+        prices by itself is everything kept, which is more
 
     Raises MemoryLimitError where no plan was found that fits the limit.
     """
     mesh = mesh.without_trivial_axes()
     rules = rules_of(placed.graph)
 
-    def find(share: bool) -> Searched:
-        return search(
-            placed,
-            rules,
-            mesh,
-            DevicePrices(mesh, device),
-            mode=mode,
-            outputs=outputs,
-            pinned=pinned,
-            method=method,
-            share_blocks=share,
-        )
+    prices = DevicePrices(mesh, device)
+    found = search(
+        placed,
+        rules,
+        mesh,
+        prices,
+        mode=mode,
+        outputs=outputs,
+        pinned=pinned,
+        method=method,
+        share_blocks=share_blocks,
+    )
+    if limit is None:
+        return found
 
     def lowered(assignment: Assignment) -> Graph:
-        return lower(placed.graph, assignment, device)
+        return lower(placed.graph, assignment, device, policies)
 
-    found = find(share_blocks)
-    if limit is None or timeline_of(lowered(found.assignment), limit).peak <= limit.nbytes:
+    known = timeline_of(lowered(found.assignment), limit)
+    if known.peak <= limit.nbytes:
         return found
-    apart = find(False)
-    built, weight = apart.built, apart.hiding.weight
+
+    def experts() -> list[tuple[str, Assignment]]:
+        # What people write by hand knows nothing of hints or of layouts that are given.
+        if mode != "auto" or placed.fixes or pinned:
+            return []
+        baselines = baseline_assignments(
+            placed, rules, mesh, prices, outputs, built=found.built
+        ).found
+        ranked = sorted(baselines.items(), key=lambda item: item[1].solution.cost)
+        return [(name, each.assignment) for name, each in ranked]
+
+    built, weight = found.built, found.hiding.weight
     # One weight for all of it: the bound holds, and what is found is priced as it is.
     fixed = replace(built, problem=priced(built.problem, built.parts, weight))
-    assignment, solution = solve_within(fixed, placed.graph, rules, mesh, limit, lowered)
-    settled = settle(built.problem, built.parts, solution, weight)
-    reasons = found.assignment.reasons
-    return Searched(replace(assignment, reasons=reasons), settled.solution, built, settled.hiding)
+    usages = ProblemUsages(
+        fixed,
+        placed.graph,
+        rules,
+        mesh,
+        device,
+        blocks=found.blocks,
+        optimizer=limit.optimizer,
+        probe=limit.operators,
+    )
+    try:
+        within = solve_within(fixed, usages, limit, lowered, experts, known)
+    except MemoryLimitError:
+        fitting = (
+            each
+            for _, each in experts()
+            if policies and timeline_of(lowered(each), limit).peak <= limit.nbytes
+        )
+        assignment = next(fitting, None)
+        if assignment is None:
+            raise
+        solution = replace(found.solution, choice=built.choice(assignment))
+        within = Within(assignment, solution, "")
+    settled = settle(built.problem, built.parts, within.solution, weight)
+    return replace(
+        found,
+        assignment=replace(within.assignment, reasons=found.assignment.reasons),
+        solution=settled.solution,
+        hiding=settled.hiding,
+        notes=(within.note,) if within.note else (),
+    )
 
 
-def lower(graph: Graph, assignment: Assignment, device: Device) -> Graph:
-    """The graph that each rank runs under an assignment: its parameters travel in buckets."""
-    fused = fuse(partitioned(graph, assignment, device), device)
+def store_in_shards(
+    graph: Graph,
+    searched: Searched,
+    device: Device,
+    again: Callable[[Mapping[str, Layout]], Searched],
+) -> Sharded:
+    """The searched assignment with data parallel parameters stored in shards (see `zero`)."""
+    made = partitioned(graph, searched.assignment, device)
+    return zero.store_in_shards(graph, made, searched, again)
+
+
+def lower(
+    graph: Graph, assignment: Assignment, device: Device, policies: Policies = NO_POLICIES
+) -> Graph:
+    """The graph that each rank runs under an assignment: its parameters travel in buckets.
+
+    policies:
+        what is kept for the backward pass (see `apply_policies`)
+    """
+    made = partitioned(graph, assignment, device)
+    fused = apply_policies(fuse(made, device, policies.regather), policies)
     verify_graph(fused, stage="partitioned")
     return fused
 

@@ -47,11 +47,27 @@ class DevicePrices:
         return self._reshards.matrix(src, dst, value.shape, value.dtype.itemsize, grad)
 
     def fetch(
-        self, src: Sequence[Layout], dst: Sequence[Layout], value: Value, grad: bool
+        self,
+        src: Sequence[Layout],
+        dst: Sequence[Layout],
+        value: Value,
+        grad: bool,
+        itemsize: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """As `reshard` for the first one of a parameter, which travels in a bucket; and how much
-        of it are collectives that bring its gradient back, None for nothing."""
-        return self._reshards.fetch(src, dst, value.shape, value.dtype.itemsize, grad)
+        of it are collectives that bring its gradient back, None for nothing.
+
+        itemsize:
+            bytes per element in which they do (default: those of the value)
+        """
+        own = value.dtype.itemsize
+        costs, sent = self._reshards.fetch(src, dst, value.shape, own, grad)
+        if sent is None or itemsize in (None, own):
+            return costs, sent
+        assert itemsize is not None
+        _, sums = self._reshards.fetch(src, dst, value.shape, itemsize, grad)
+        assert sums is not None
+        return costs - sent + sums, sums
 
     def covering(self, node: Node, rule: Rule, choices: Sequence[Strategy]) -> np.ndarray | None:
         """How many seconds of such collectives the backward of a call covers; None for none."""

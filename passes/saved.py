@@ -9,8 +9,8 @@ backward runs in the same way. Equal calls are observed once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autopar.ir.fused import FUSED
 from autopar.ir.graph import Node, map_values
 
 #: Finds what runs an operator of a given name on tensors.
@@ -28,6 +29,8 @@ Resolve = Callable[[str], Callable[..., Any]]
 
 #: How many observations of each kind are remembered.
 _REMEMBERED = 1 << 15
+#: How many calls that ran forward wait for their backward, which then need not run them again.
+_WAITING = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,9 @@ class Spec:
         last = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
         return (last + 1) * self.dtype.itemsize
 
-    def empty(self) -> Tensor:
+    def empty(self, device: str = "cpu") -> Tensor:
         grad = self.grad and (self.dtype.is_floating_point or self.dtype.is_complex)
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
         return made.requires_grad_(grad)
 
 
@@ -84,6 +87,9 @@ class Call:
         what runs it on tensors
     autocast:
         (device type, dtype) of the autocast region it runs in
+    on_meta:
+        whether tensors of the meta device will do. They are much quicker than fake ones, which know
+        what device they stand for; a bucket may hold hundreds of parameters
     """
 
     key: str
@@ -91,6 +97,7 @@ class Call:
     args: tuple[Any, ...] = field(compare=False)
     kwargs: Mapping[str, Any] = field(compare=False)
     autocast: tuple[str, torch.dtype] | None = field(compare=False, default=None)
+    on_meta: bool = field(compare=False, default=False)
 
     @staticmethod
     def make(node: Node, operands: Sequence[Spec], resolve: Resolve, where: str = "") -> Call:
@@ -104,7 +111,7 @@ class Call:
         args, kwargs = map_values((node.args, node.kwargs), lambda _: next(queue))
         autocast = node.attrs.get("autocast")
         key = f"{where} {node.op} {args!r} {kwargs!r} {autocast!r}"
-        return Call(key, resolve(node.op), args, kwargs, autocast)
+        return Call(key, resolve(node.op), args, kwargs, autocast, node.op == FUSED)
 
     @property
     def specs(self) -> tuple[Spec, ...]:
@@ -164,28 +171,35 @@ class Backward:
 @lru_cache(maxsize=_REMEMBERED)
 def observe(call: Call) -> Forward:
     """Run a call on fake tensors. Raises whatever the operator raises where it does not fit."""
-    with _fake():
-        return _Run(call).forward
+    run = _Run(call)
+    _waiting[call] = run
+    if len(_waiting) > _WAITING:
+        _waiting.pop(next(iter(_waiting)), None)
+    return run.forward
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def observe_backward(call: Call, incoming: tuple[Spec | None, ...]) -> Backward:
     """Run the backward of a call; `incoming` are the gradients of its results."""
-    with _fake():
-        return _Run(call).backward(incoming)
+    run = _waiting.pop(call, None)
+    return (run or _Run(call)).backward(incoming)
 
 
-@contextmanager
-def _fake() -> Iterator[None]:
-    with FakeTensorMode(), torch.enable_grad():
-        yield
+#: The calls that ran forward and not yet backward, the oldest first.
+_waiting: dict[Call, _Run] = {}
 
 
 class _Run:
-    """One call run on fake tensors, with its autograd graph."""
+    """One call run on fake tensors, with its autograd graph, for one backward."""
 
     def __init__(self, call: Call) -> None:
-        self.operands = [spec.empty() for spec in call.specs]
+        self.mode = nullcontext() if call.on_meta else FakeTensorMode()
+        self.device = "meta" if call.on_meta else "cpu"
+        with self.mode, torch.enable_grad():
+            self._run(call)
+
+    def _run(self, call: Call) -> None:
+        self.operands = [spec.empty(self.device) for spec in call.specs]
         self.kept: dict[int, int] = {}
         queue = iter(self.operands)
 
@@ -228,8 +242,12 @@ class _Run:
         )
 
     def backward(self, incoming: tuple[Spec | None, ...]) -> Backward:
+        with self.mode, torch.enable_grad():
+            return self._backward(incoming)
+
+    def _backward(self, incoming: tuple[Spec | None, ...]) -> Backward:
         flowing = [
-            (result, spec.empty().detach())
+            (result, spec.empty(self.device).detach())
             for result, spec in zip(self.results, incoming, strict=True)
             if spec is not None and result.requires_grad
         ]

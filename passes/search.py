@@ -13,7 +13,7 @@ from autopar.ir.layout import INVARIANT, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule
 from autopar.passes.assignment import SEARCH, Assignment
-from autopar.passes.blocks import find_blocks
+from autopar.passes.blocks import NO_BLOCKS, Blocks, find_blocks
 from autopar.passes.build import Built, Prices, build_problem
 from autopar.passes.choices import Fix
 from autopar.passes.overlap import Hiding, solve_overlapping
@@ -33,12 +33,19 @@ class Searched:
     """An assignment with the problem it solves.
 
     `solution.cost` is the predicted time of one step in seconds, `hiding` what of it overlaps.
+
+    blocks:
+        the repeated blocks whose copies share their decisions
+    notes:
+        what the user should know about how it was found
     """
 
     assignment: Assignment
     solution: Solution
     built: Built
     hiding: Hiding
+    blocks: Blocks = NO_BLOCKS
+    notes: tuple[str, ...] = ()
 
 
 def search(
@@ -92,9 +99,11 @@ def search(
         spread = propagate(graph, rules, mesh, fixes, origins, batches)
         fixes, reasons = spread.fixes, spread.reasons
     share: Mapping[str, str] = {}
+    blocks = NO_BLOCKS
     if share_blocks:
         decided = _decided_sources(graph, pinned or {}) | fixed_sources | dict(fixes)
-        share = find_blocks(graph, rules).representatives(decided)
+        blocks = find_blocks(graph, rules)
+        share = blocks.representatives(decided)
     built = build_problem(
         graph,
         rules,
@@ -108,9 +117,8 @@ def search(
     )
     solution, hiding = solve_overlapping(built.problem, built.parts, method=method)
     assignment = built.assignment(mesh, solution.choice)
-    return Searched(
-        replace(assignment, reasons=_with_search(graph, mesh, reasons)), solution, built, hiding
-    )
+    reasoned = replace(assignment, reasons=_with_search(graph, mesh, reasons))
+    return Searched(reasoned, solution, built, hiding, blocks)
 
 
 def _with_search(

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from autopar.ir.graph import Node, Value
+from autopar.ir.keep import RECOMPUTE
 
 #: What one tensor contributes: shape, dtype, whether a gradient flows back to it.
 Type = tuple[tuple[int, ...], Any, bool]
@@ -17,7 +18,8 @@ def type_of(value: Value) -> Type:
 
 
 def signature(node: Node) -> Hashable:
-    """Equal for calls that differ in nothing but the names of their values and their origin.
+    """Equal for calls that differ in nothing but the names of their values, their origin and what
+    they are computed again with.
 
     Which operands are one and the same value is part of it: ``mul(x, x)`` is not ``mul(x, y)``.
     """
@@ -27,7 +29,7 @@ def signature(node: Node) -> Hashable:
         _frozen(node.args, numbers),
         _frozen(node.kwargs, numbers),
         tuple(map(type_of, node.results)),
-        _frozen(node.attrs, numbers),
+        _frozen({k: v for k, v in node.attrs.items() if k != RECOMPUTE}, numbers),
     )
 
 

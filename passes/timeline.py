@@ -9,7 +9,7 @@ count once, and a view keeps the storage of its base alive.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -73,11 +73,14 @@ class Timeline:
         how many nodes the graph has (``F`` of the positions)
     assumed:
         operators that could not be observed and are taken to save all they read and make
+    host:
+        call -> bytes that are kept for it in the host's memory, which are not among `held`
     """
 
     held: tuple[Held, ...]
     nodes: int
     assumed: tuple[str, ...] = ()
+    host: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def profile(self) -> dict[str, np.ndarray]:

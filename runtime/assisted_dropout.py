@@ -10,7 +10,7 @@ from torch._compile import _disable_dynamo
 
 from autopar.runtime.groups import current
 from autopar.runtime.operators import operator
-from autopar.runtime.random import draw
+from autopar.runtime.random import Fill, draw
 from autopar.runtime.splits import Split, local_block, star_names
 
 #: The value that a dropped activation of SELU takes.
@@ -29,7 +29,7 @@ def keep_mask(
     return draw(
         current(),
         block,
-        lambda x, generator: x.bernoulli_(1 - p, generator=generator),
+        Fill("bernoulli_", (1 - p,)),
         like.dtype,
         like.device,
     )

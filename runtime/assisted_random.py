@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,8 @@ from torch import Tensor
 
 from autopar.runtime.groups import current
 from autopar.runtime.operators import operator
-from autopar.runtime.random import draw, next_generator
+from autopar.runtime.random import Fill, draw, next_generator
 from autopar.runtime.splits import Split, local_block, star_names
-
-Fill = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def _block(
@@ -52,15 +50,15 @@ def _from(x: Tensor, drawn: Tensor) -> Tensor:
 
 
 def _uniform(low: float = 0.0, high: float = 1.0) -> Fill:
-    return lambda x, generator: x.uniform_(low, high, generator=generator)
+    return Fill("uniform_", (low, high))
 
 
 def _normal(mean: float = 0.0, std: float = 1.0) -> Fill:
-    return lambda x, generator: x.normal_(mean, std, generator=generator)
+    return Fill("normal_", (mean, std))
 
 
 def _integers(low: int, high: int) -> Fill:
-    return lambda x, generator: x.random_(low, high, generator=generator)
+    return Fill("random_", (low, high))
 
 
 @operator("rand_default")
@@ -137,13 +135,13 @@ def normal_functional(x: Tensor, mean: float = 0.0, std: float = 1.0, *, split: 
 @operator("exponential_default")
 def exponential(x: Tensor, lambd: float = 1.0, *, split: Split) -> Tensor:
     """`aten.exponential`."""
-    return _from(x, _like(x, lambda t, g: t.exponential_(lambd, generator=g), {}, split))
+    return _from(x, _like(x, Fill("exponential_", (lambd,)), {}, split))
 
 
 @operator("bernoulli_p")
 def bernoulli_p(x: Tensor, p: float, *, split: Split) -> Tensor:
     """`aten.bernoulli.p`."""
-    return _from(x, _like(x, lambda t, g: t.bernoulli_(p, generator=g), {}, split))
+    return _from(x, _like(x, Fill("bernoulli_", (p,)), {}, split))
 
 
 @operator("bernoulli_default")

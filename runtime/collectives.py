@@ -23,6 +23,9 @@ while S and I are their own::
 So one autograd function serves all of them, and gradients of gradients follow. A step remembers
 its group: backward needs no active context.
 
+A step may be told the dtype in which its backward sums what comes back; autograd then gives the
+gradient the dtype of the tensor again.
+
 Where the pieces of a group are uneven, a step is told their sizes along the dimension that it
 gathers, cuts or moves (`autopar.ir.local` works them out); without sizes they are equal.
 """
@@ -30,7 +33,7 @@ gathers, cuts or moves (`autopar.ir.local` works them out); without sizes they a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,6 +49,7 @@ class Step(ABC):
     """What one rank does with its piece, over one group of more than one rank."""
 
     group: Group
+    reduced: torch.dtype | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def run(self, x: Tensor) -> Tensor:
@@ -72,7 +76,8 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.step.dual(grad), None
+        step: Step = ctx.step
+        return step.dual(grad if step.reduced is None else grad.to(step.reduced)), None
 
 
 @dataclass(frozen=True)
@@ -213,17 +218,25 @@ class ToInvariant(Step):
 
 
 @operator("all_reduce")
-def all_reduce(x: Tensor, axes: tuple[str, ...], to: str) -> Tensor:
+def all_reduce(
+    x: Tensor, axes: tuple[str, ...], to: str, *, reduced: torch.dtype | None = None
+) -> Tensor:
     """P -> `to` ("I" or "R"): the sum over the ranks along the axes."""
-    return AllReduce(current().group(axes), to)(x)
+    return AllReduce(current().group(axes), to, reduced=reduced)(x)
 
 
 @operator("all_gather")
 def all_gather(
-    x: Tensor, axes: tuple[str, ...], dim: int, to: str, *, sizes: Sizes = None
+    x: Tensor,
+    axes: tuple[str, ...],
+    dim: int,
+    to: str,
+    *,
+    sizes: Sizes = None,
+    reduced: torch.dtype | None = None,
 ) -> Tensor:
     """S(dim) -> `to` ("I" or "R"); the axes are the minor-most ones of the dimension."""
-    return AllGather(current().group(axes), dim, to, sizes)(x)
+    return AllGather(current().group(axes), dim, to, sizes, reduced=reduced)(x)
 
 
 @operator("reduce_scatter")
@@ -283,9 +296,9 @@ def mask(x: Tensor, axes: tuple[str, ...], origin: str) -> Tensor:
 
 
 @operator("to_replicate")
-def to_replicate(x: Tensor, axes: tuple[str, ...]) -> Tensor:
+def to_replicate(x: Tensor, axes: tuple[str, ...], *, reduced: torch.dtype | None = None) -> Tensor:
     """I -> R: the value stays; gradients, terms from here on, are summed over the ranks."""
-    return ToReplicate(current().group(axes))(x)
+    return ToReplicate(current().group(axes), reduced=reduced)(x)
 
 
 @operator("to_invariant")

@@ -37,10 +37,13 @@ class Leg:
         sets them off
     sent:
         whether that starts a collective; otherwise they are there at once
+    shrinks:
+        whether less arrives than is held on the way
     """
 
     start: Callable[[list[Tensor]], Landings]
     sent: bool = True
+    shrinks: bool = False
 
 
 class Journey:
@@ -50,6 +53,7 @@ class Journey:
         here = list(xs)
         self._landing: Landings = lambda: here
         self._legs = list(legs)
+        self._shrinks = False
         self.advance()
 
     def advance(self) -> bool:
@@ -58,8 +62,15 @@ class Journey:
             leg = self._legs.pop(0)
             self._landing = leg.start(self._landing())
             if leg.sent:
+                self._shrinks = leg.shrinks
                 return True
         return False
+
+    def land(self) -> None:
+        """Wait for the last collective where that sets memory free: what was sent goes."""
+        if self._shrinks and not self._legs:
+            here, self._shrinks = self._landing(), False
+            self._landing = lambda: here
 
     def finish(self) -> list[Tensor]:
         """Wait for the last collective."""
@@ -134,11 +145,14 @@ class Delivery:
         """Take in gradients for these receivers; `keep`: they arrive as terms, and stay so.
 
         Gradients that were taken in before go on to their next collective: on every rank in the
-        same order, whatever has arrived where.
+        same order, whatever has arrived where. Those on their last one that are whole on the way
+        are waited for: FSDP is there so that only those of one bucket are.
         """
         for earlier, _, _ in self._journeys:
             earlier.advance()
         self._journeys.append((journey, to, keep))
+        for earlier, _, _ in self._journeys[:-1]:
+            earlier.land()
 
     def complete(self) -> None:
         """Wait for everything and hand it out."""

@@ -14,10 +14,23 @@ from torch import fx
 from autopar.ir.errors import GraphError
 from autopar.ir.fused import FUSED, sends_forward
 from autopar.ir.graph import Graph, Node, Value, map_values
+from autopar.ir.keep import (
+    KEEP,
+    REGATHER,
+    gathered_again,
+    moves,
+    reads_from_outside,
+    regions,
+    resident,
+)
 from autopar.ir.local import is_empty, is_uniform, rank_call
 from autopar.ir.mesh import Mesh
+from autopar.ir.reduced import with_reduction
+from autopar.ir.steps import STEPS
 from autopar.runtime.autocast import autocast_call
 from autopar.runtime.fused import begin, finish
+from autopar.runtime.gathered import finish_again, step_again
+from autopar.runtime.keeping import Kept, Recomputed
 from autopar.runtime.nothing import nothing
 from autopar.runtime.operators import resolve
 
@@ -49,21 +62,15 @@ def emit(
         raise GraphError("emit: ranks hold pieces of different shapes, so it needs coordinates")
     target = fx.Graph()
     made: dict[str, fx.Node] = {}
-    gathered: fx.Node | None = None
     for node in graph.nodes:
         if node.is_source:
             made[node.name] = target.placeholder(_identifier(node.name))
-    for node in graph.nodes:
-        if not node.is_source:
-            if coordinates is not None and graph.mesh is not None:
-                if is_empty(node, graph.mesh, coordinates):
-                    _emit_nothing(target, node, made, graph.mesh, coordinates)
-                    continue
-                node = rank_call(node, graph.mesh, coordinates)
-            if node.op == FUSED and sends_forward(node):
-                gathered = _emit_bucket(target, node, made, gathered)
-            else:
-                _emit_call(target, node, made, device)
+    emitter = _Emitter(graph, device, coordinates)
+    for region, nodes in regions(tuple(graph.calls)):
+        if region:
+            emitter.region(target, nodes, made)
+        else:
+            emitter.call(target, nodes[0], made)
 
     def lookup(value: Value) -> fx.Node:
         return made[value.name]
@@ -72,7 +79,83 @@ def emit(
     updates = tuple(made[value.name] for _, value in graph.updates)
     target.output((outputs, updates))
     target.lint()
-    return fx.GraphModule(torch.nn.Module(), target, class_name="Partitioned")
+    return fx.GraphModule(emitter.parts, target, class_name="Partitioned")
+
+
+class _Emitter:
+    """Writes calls into a `torch.fx.Graph`, regions and what keeps another form as submodules."""
+
+    def __init__(
+        self, graph: Graph, device: torch.device | None, coordinates: Mapping[str, int] | None
+    ) -> None:
+        self.graph, self.device, self.coordinates = graph, device, coordinates
+        self.parts = torch.nn.Module()
+        self._gathered: fx.Node | None = None
+        self._resident = resident(graph)
+        self._again = gathered_again(graph)
+        self._uniform = is_uniform(graph)
+        read_by: dict[str, set[str]] = {
+            name: {node.name for node, _ in uses} for name, uses in graph.consumers.items()
+        }
+        for value in (*graph.outputs, *(v for _, v in graph.updates)):
+            if isinstance(value, Value):
+                read_by[value.name].add("")
+        self._read_by = read_by
+
+    def call(self, target: fx.Graph, node: Node, made: dict[str, fx.Node]) -> None:
+        """One call; under hooks where it does not simply keep what autograd saves."""
+        form = node.attrs.get(KEEP, "")
+        reads_again = any(v.name in self._again for v in node.operands) and not moves(node)
+        if node.differentiable and (form or reads_again):
+            self._part(target, [node], made, lambda run, here: Kept(run, form, node.op, here))
+        else:
+            self._plain(target, node, made)
+
+    def region(self, target: fx.Graph, nodes: list[Node], made: dict[str, fx.Node]) -> None:
+        """Calls that backward runs again."""
+        form = nodes[0].attrs.get(KEEP, "")
+        # Where a rank stopped running again, others may wait in a collective behind that.
+        early = self._uniform and not nodes[-1].op.startswith("autopar.")
+        self._part(target, nodes, made, lambda run, here: Recomputed(run, form, here, early))
+
+    def _part(
+        self,
+        target: fx.Graph,
+        nodes: list[Node],
+        made: dict[str, fx.Node],
+        wrap: Callable[[fx.GraphModule, list[bool]], torch.nn.Module],
+    ) -> None:
+        """Some calls as a submodule, which takes what they read and gives what others read."""
+        inner = fx.Graph()
+        taken = reads_from_outside(nodes)
+        inside = {v.name: inner.placeholder(_identifier(v.name)) for v in taken}
+        names = {node.name for node in nodes}
+        given = []
+        for node in nodes:
+            self._plain(inner, node, inside)
+            given += [v for v in node.results if self._read_by[v.name] - names]
+        inner.output(tuple(inside[v.name] for v in given))
+        inner.lint()
+        run = fx.GraphModule(torch.nn.Module(), inner, class_name="Part")
+        name = f"part_{_identifier(nodes[0].name)}"
+        self.parts.add_module(name, wrap(run, [v.name in self._resident for v in taken]))
+        call = target.call_module(name, tuple(made[v.name] for v in taken))
+        for i, value in enumerate(given):
+            made[value.name] = target.call_function(_item, (call, i))
+
+    def _plain(self, target: fx.Graph, node: Node, made: dict[str, fx.Node]) -> None:
+        mesh = self.graph.mesh
+        if self.coordinates is not None and mesh is not None:
+            if is_empty(node, mesh, self.coordinates):
+                _emit_nothing(target, node, made, mesh, self.coordinates)
+                return
+            node = rank_call(node, mesh, self.coordinates)
+        else:
+            node = with_reduction(node)
+        if node.op == FUSED and sends_forward(node):
+            self._gathered = _emit_bucket(target, node, made, self._gathered)
+        else:
+            _emit_call(target, node, made, self.device)
 
 
 def _emit_call(
@@ -89,6 +172,8 @@ def _emit_call(
     if device is not None:
         args, kwargs = _on_device(args, device), _on_device(kwargs, device)
     fn: Callable[..., Any] = resolve(node.op)
+    if node.attrs.get(REGATHER) and node.op in STEPS:
+        fn, args = step_again, (node.op, *args)
     if "autocast" in node.attrs:
         fn, first = autocast_call(node)
         args = (*first, *args)
@@ -114,9 +199,15 @@ def _emit_bucket(
     values, steps = node.args
     name = _identifier(node.name)
     with target.inserting_after(before) if before else contextlib.nullcontext():
-        begun = target.call_function(begin, (map_values(values, lambda v: made[v.name]), steps))
+        xs = map_values(values, lambda v: made[v.name])
+        begun = target.call_function(begin, (xs, steps), dict(node.kwargs))
         begun.name = _unique(target, begun, f"{name}_begun")
-    call = target.call_function(finish, (begun,))
+    again = node.attrs.get(REGATHER)
+    call = (
+        target.call_function(finish_again, (begun, again))
+        if again
+        else target.call_function(finish, (begun,))
+    )
     call.name = _unique(target, call, name)
     call.meta["origin"] = begun.meta["origin"] = str(node.origin)
     for i, value in enumerate(node.results):

@@ -5,6 +5,9 @@ before it is needed. Backward takes all its
 gradients back so, as soon as the last of them exists, beside the rest of the backward pass where
 nothing has to see them earlier (`autopar.runtime.delivery`).
 
+Under mixed precision a bucket casts its tensors, so that less is sent, and takes their gradients
+back in the dtype in which they are to be summed.
+
 While `RankContext.accumulating` is set, sums over ranks are put off: gradients stay terms.
 """
 
@@ -18,8 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch._guards import TracingContext
 from torch.distributed.tensor import DTensor
 
+from autopar.ir.fused import CAST_STEP
 from autopar.runtime import flat
 from autopar.runtime.collectives import (
     AllGather,
@@ -58,21 +63,53 @@ _STEPS: dict[str, Callable[..., Step]] = {
 
 
 @dataclass(frozen=True)
+class Cast:
+    """The casting of all values of a bucket.
+
+    after:
+        how many stages come before it
+    dtype, reduced:
+        what values are cast to, and what gradients are on their way back
+    source:
+        the dtype of the values as they come, which gradients have in the end
+    """
+
+    after: int
+    dtype: torch.dtype
+    reduced: torch.dtype
+    source: torch.dtype
+
+
+@dataclass(frozen=True)
 class Bucket:
     """The steps of a fused call [stage][value], and where it runs."""
 
     context: RankContext
     stages: tuple[tuple[Step, ...], ...]
+    cast: Cast | None = None
+
+    @property
+    def summing(self) -> tuple[int, ...]:
+        """The stages whose duals sum gradients over ranks at the end of their way.
+
+        Masks on the way do not matter: they are on other axes, where they may as well come after.
+        """
+        lead = itertools.takewhile(
+            lambda stage: isinstance(stage[1][0], (ToReplicate, Mask)), enumerate(self.stages)
+        )
+        return tuple(k for k, steps in lead if isinstance(steps[0], ToReplicate))
 
     @property
     def sums(self) -> tuple[Group, ...]:
         """The groups over which gradients are summed at the end of their way."""
-        first = itertools.takewhile(lambda steps: isinstance(steps[0], ToReplicate), self.stages)
-        return tuple(steps[0].group for steps in first)
+        return tuple(self.stages[k][0].group for k in self.summing)
 
     def journey(self, xs: Sequence[Tensor]) -> Journey:
         """The tensors on their way through all steps; nothing of gradients."""
-        return Journey([x.detach() for x in xs], [_leg(steps) for steps in self.stages])
+        legs = [_leg(steps) for steps in self.stages]
+        if self.cast is not None:
+            legs.insert(self.cast.after, _casting(self.cast.dtype))
+        return Journey([x.detach() for x in xs], legs)
 
     def journey_back(
         self,
@@ -89,13 +126,20 @@ class Bucket:
         sums:
             whether they are summed at all; otherwise they arrive as terms
         """
-        duals = [[steps[m].dual for m in members] for steps in reversed(self.stages)]
-        last = len(duals) - len(self.sums)
-        back = [_leg(steps) for steps in duals[:last]]
+
+        def dual(stage: int) -> Leg:
+            return _leg([self.stages[stage][m].dual for m in members])
+
+        summing = self.summing
+        back = [dual(k) for k in reversed(range(len(self.stages))) if k not in summing]
+        if self.cast is not None:
+            back.insert(0, _casting(self.cast.reduced))
         if terms is not None:
             back.append(Leg(lambda grads: _with_terms(grads, terms), sent=False))
         if sums:
-            back += [_leg(steps) for steps in duals[last:]]
+            back += [dual(k) for k in reversed(summing)]
+        if self.cast is not None:
+            back.append(_casting(self.cast.source))
         return Journey(grads, back)
 
 
@@ -110,13 +154,21 @@ def _leg(steps: Sequence[Step]) -> Leg:
     if isinstance(first, AllGather):
         return Leg(lambda xs: flat.start_all_gather(group, xs, _cuts(steps)))
     if isinstance(first, ReduceScatter):
-        return Leg(lambda xs: flat.start_reduce_scatter(group, xs, _cuts(steps)))
+        return Leg(lambda xs: flat.start_reduce_scatter(group, xs, _cuts(steps)), shrinks=True)
 
     def run_each(xs: list[Tensor]) -> Landings:
         made = [step.run(x) for step, x in zip(steps, xs, strict=True)]
         return lambda: made
 
     return Leg(run_each, sent=False)
+
+
+def _casting(dtype: torch.dtype) -> Leg:
+    def cast_each(xs: list[Tensor]) -> Landings:
+        made = [x.to(dtype) for x in xs]
+        return lambda: made
+
+    return Leg(cast_each, sent=False)
 
 
 def _cuts(steps: Sequence[Step]) -> list[Cut]:
@@ -138,23 +190,39 @@ class Begun:
 
 
 @operator("fused")
-def fused(xs: tuple[Tensor, ...], steps: tuple[tuple[Any, ...], ...]) -> tuple[Tensor, ...]:
+def fused(
+    xs: tuple[Tensor, ...],
+    steps: tuple[tuple[Any, ...], ...],
+    reduced: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
     """Each tensor through the same steps, one collective per step (`autopar.ir.fused`).
 
     Where pieces are uneven, the arguments of a step end in their sizes.
+
+    reduced:
+        the dtype in which gradients are summed, where a step casts (default: what it casts to)
     """
-    return finish(begin(xs, steps))
+    return finish(begin(xs, steps, reduced))
 
 
 @_disable_dynamo
-def begin(xs: tuple[Tensor, ...], steps: tuple[tuple[Any, ...], ...]) -> Begun:
+def begin(
+    xs: tuple[Tensor, ...],
+    steps: tuple[tuple[Any, ...], ...],
+    reduced: torch.dtype | None = None,
+) -> Begun:
     """Start a bucket; what is called before `finish` may run beside its first collective."""
     context = current()
-    stages = []
+    stages: list[tuple[Step, ...]] = []
+    cast = None
     for op, axes, arguments in steps:
+        if op == CAST_STEP:
+            dtype = arguments[0][0]
+            cast = Cast(len(stages), dtype, reduced or dtype, xs[0].dtype)
+            continue
         group = context.group(axes)
         stages.append(tuple(_STEPS[op](group, *given) for given in arguments))
-    bucket = Bucket(context, tuple(stages))
+    bucket = Bucket(context, tuple(stages), cast)
     return Begun(bucket, xs, bucket.journey(xs))
 
 
@@ -183,7 +251,8 @@ class _Fused(torch.autograd.Function):
         needed = [g if need else None for g, need in zip(grads, needs, strict=True)]
         if torch.is_grad_enabled():
             return (None, None, *(_single_back(bucket, k, g) for k, g in enumerate(needed)))
-        to = receivers(ctx, ctx.inputs)
+        # What torch.compile takes down must return its gradients.
+        to = None if TracingContext.try_get() is not None else receivers(ctx, ctx.inputs)
         if to is not None:
             _send(bucket, needed, to, ctx.shapes)
             return (None,) * (2 + len(grads))
@@ -197,8 +266,10 @@ class _Fused(torch.autograd.Function):
 def _single_back(bucket: Bucket, member: int, grad: Tensor | None) -> Tensor | None:
     """A gradient taken back by steps that can themselves be differentiated."""
     if grad is not None:
+        grad = grad if bucket.cast is None else grad.to(bucket.cast.reduced)
         for steps in reversed(bucket.stages):
             grad = steps[member].dual(grad)
+        grad = grad if bucket.cast is None else grad.to(bucket.cast.source)
     return grad
 
 

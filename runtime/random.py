@@ -18,13 +18,15 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch._guards import TracingContext
 
 from autopar.ir.cut import span
+from autopar.ir.errors import TraceError
 
 if TYPE_CHECKING:
     from autopar.runtime.groups import RankContext
@@ -43,11 +45,26 @@ class RandomState:
         how many random operators ran since the seed was set
     exact:
         the generator that whole tensors are drawn from; None for the numbers of this rank's block
+    traced:
+        inside of `torch.compile` the seed as a tensor of the graph, int64 [1]
     """
 
     seed: int = 0
     draws: int = 0
     exact: torch.Generator | None = None
+    traced: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Fill:
+    """How a tensor is filled: an in-place random method of tensors, and its parameters."""
+
+    method: str
+    parameters: tuple[float, ...] = ()
+
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        filled: Tensor = getattr(x, self.method)(*self.parameters, generator=generator)
+        return filled
 
 
 @dataclass(frozen=True)
@@ -117,6 +134,8 @@ def draw(
     device: torch.device,
 ) -> Tensor:
     """A tensor of the block's shape; `fill(empty, generator)` fills one in place."""
+    if context.random.traced is not None:
+        return _draw_in_graph(context, block, fill, dtype, device)
     exact = context.random.exact
     if exact is not None:
         whole = fill(torch.empty(block.whole, dtype=dtype, device=exact.device), exact)
@@ -133,11 +152,72 @@ def next_generator(
     state = context.random
     if state.exact is not None:
         return state.exact
+    if state.traced is not None:
+        raise TraceError(
+            "torch.compile: an operator that takes a random generator as it runs (randperm, "
+            "multinomial, a module kept as one operator) cannot be compiled"
+        )
     context.random = replace(state, draws=state.draws + 1)
-    key = struct.pack("<qqq", state.seed, state.draws, number)
+    return _generator(state.seed, state.draws, number, device or torch.device("cpu"))
+
+
+def _generator(seed: int, draws: int, number: int, device: torch.device) -> torch.Generator:
+    key = struct.pack("<qqq", seed, draws, number)
     mixed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-    generator = torch.Generator(device or torch.device("cpu"))
-    return generator.manual_seed(mixed % SEED_LIMIT)
+    return torch.Generator(device).manual_seed(mixed % SEED_LIMIT)
+
+
+def _draw_in_graph(
+    context: RankContext, block: Block, fill: Any, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The draw as an operator of a compiled graph: a function of the seed and of its place."""
+    state = context.random
+    assert state.traced is not None
+    if not isinstance(fill, Fill):
+        raise TraceError(
+            "torch.compile: a draw whose probabilities are a tensor (torch.bernoulli) cannot be "
+            "compiled"
+        )
+    context.random = replace(state, draws=state.draws + 1)
+    parameters = [float(p) for p in fill.parameters]
+    return drawn(
+        state.traced,
+        [state.draws, block.number],
+        list(block.shape),
+        fill.method,
+        parameters,
+        dtype,
+        device,
+    )
+
+
+@torch.library.custom_op("autopar_runtime::drawn", mutates_args=())
+def drawn(
+    seed: Tensor,
+    place: Sequence[int],
+    shape: Sequence[int],
+    method: str,
+    parameters: Sequence[float],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """What `draw` makes, for the draw and the block of `place`."""
+    exact = [int(p) for p in parameters] if method == "random_" else parameters
+    generator = _generator(int(seed) % SEED_LIMIT, place[0], place[1], device)
+    return Fill(method, tuple(exact))(torch.empty(shape, dtype=dtype, device=device), generator)
+
+
+@drawn.register_fake
+def _drawn_fake(
+    seed: Tensor,
+    place: Sequence[int],
+    shape: Sequence[int],
+    method: str,
+    parameters: Sequence[float],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def agree_on_seed(context: RankContext, device: torch.device) -> None:
@@ -150,6 +230,9 @@ def agree_on_seed(context: RankContext, device: torch.device) -> None:
         return
     mine = torch.randint(SEED_LIMIT, (1,)).to(device)
     total = context.group(context.mesh.names).all_reduce(mine)
+    if TracingContext.try_get() is not None:
+        context.random = RandomState(traced=total)
+        return
     context.random = RandomState(seed=int(total.item()) % SEED_LIMIT)
 
 

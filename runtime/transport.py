@@ -16,6 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._guards import TracingContext
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.ir.errors import MeshError
@@ -123,7 +124,11 @@ class _ProcessGroup(Group):
         return self._to_group_order(_c10d.wait_tensor(received))
 
     def _start_all_reduce(self, x: Tensor) -> Landing:
-        summed = _c10d.all_reduce_(x, "sum", self._name)
+        # What torch.compile takes down must not write to its operands; it finds out itself
+        # that nobody else reads this one.
+        in_place = TracingContext.try_get() is None
+        run = _c10d.all_reduce_ if in_place else _c10d.all_reduce
+        summed = run(x, "sum", self._name)
         return lambda: _c10d.wait_tensor(summed)
 
     def _start_all_gather(self, x: Tensor) -> Landing:

@@ -39,7 +39,12 @@ class _Free:
         return np.zeros((len(src), len(dst)))
 
     def fetch(
-        self, src: Sequence[Layout], dst: Sequence[Layout], value: Value, grad: bool
+        self,
+        src: Sequence[Layout],
+        dst: Sequence[Layout],
+        value: Value,
+        grad: bool,
+        itemsize: int,
     ) -> tuple[np.ndarray, None]:
         return np.zeros((len(src), len(dst))), None
 

@@ -188,7 +188,7 @@ def test_plan_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_plan_of_another_version(use: Callable[..., Any], saved: dict[str, Any]) -> None:
-    check(lambda: use({**saved, "autopar_plan": 99}), PlanError, "version 99", "version 2")
+    check(lambda: use({**saved, "autopar_plan": 99}), PlanError, "version 99", "version 3")
 
 
 #: For each field of a plan file, a value that it cannot have.
@@ -198,7 +198,9 @@ WRONG: dict[str, Any] = {
     "bound": True, "gradients": "none", "hidden": [], "operators": {"linear": {"roles": 3}},
     "sources": {"x": {"dims": [["dp"], 3]}}, "relays": {"linear_1": {"dims": "dp"}},
     "returned": [{"dims": [[1]]}], "signature": {"param x": 3}, "labels": {"x": None},
-    "rows": [{"name": "linear"}], "notes": [3],
+    "rows": [{"name": "linear"}], "notes": [3], "policies": {"forms": {}},
+    "mixed_precision": 3,
+    "kept": [{"place": "linear"}],
     "meshes": [{"mesh": {"x": 2}, "links": ["intra"], "seconds": "fast", "reason": ""}],
 }  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,14 +15,7 @@ from autopar.ir.errors import PlanError
 from autopar.ir.mesh import Mesh
 from autopar.ir.parse import parse_graph
 from autopar.memory_report import CONTRIBUTORS, memory_report, parse_size
-from autopar.passes import pipeline
-from autopar.passes.build import build_problem
 from autopar.passes.memory import memory_timeline
-from autopar.passes.memory_limit import with_memory
-from autopar.passes.memory_usage import Carrier, ProblemUsages, merge_copies
-from autopar.passes.prices import DevicePrices
-from autopar.passes.search import output_choices
-from autopar.passes.solver import Problem, evaluate, solve
 from autopar.passes.stand_ins import callable_of
 from live_bytes import OPTIMIZERS, peak_of_step
 
@@ -215,76 +207,6 @@ def test_what_cannot_be_observed_is_named_and_counted_in_full() -> None:
     assert timeline.assumed == ("autopar.unheard_of",)
     (y,) = [i for i in timeline.held if i.name == "y" and i.kind == "activations"]
     assert (y.start, y.end) == (1, 5)
-
-
-# --- as the problem counts it ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("device", ["cpu", "h100"])
-@pytest.mark.parametrize("name", ["mlp", "gpt2", "gpt2_dropout", "resnet"])
-def test_the_problem_counts_what_the_timeline_does(name: str, device: str) -> None:
-    problem, _, choice, exact = _problem_of(name, device)
-    assert evaluate(problem, choice)[1] == pytest.approx(exact(choice), rel=TOLERANCE)
-
-
-@pytest.mark.parametrize(("name", "share"), [("mlp", 0.7), ("mlp", 0.5), ("resnet", 0.75)])
-def test_plans_within_the_limit_of_the_problem_are_within_it(name: str, share: float) -> None:
-    problem, _, choice, exact = _problem_of(name, "h100")
-    limit = share * exact(choice)
-    tight = Problem(problem.nodes, problem.edges, limit)
-    found = solve(tight, seconds=20)
-    assert found.peak <= limit
-    assert found.cost > evaluate(problem, choice)[0]
-    assert exact(found.choice) <= limit * (1 + TOLERANCE)
-
-
-def _problem_of(name: str, device: str) -> tuple[Problem, Any, tuple[int, ...], Any]:
-    """A problem that counts memory, its best choice, and the exact peak of any choice."""
-    traced, request, _, _ = traced_model(name, MESH, "auto", device=device)
-    built = build_problem(
-        traced.graph,
-        traced.rules,
-        MESH,
-        DevicePrices(MESH, request.device),
-        output_layouts=output_choices(traced.graph, MESH, "auto"),
-    )
-    usages = ProblemUsages(traced.graph, traced.rules, MESH, probe=dry_operators)
-    problem, ties = with_memory(built, traced.graph, usages)
-    found = list(solve(built.problem).choice) + [0] * (
-        len(problem.nodes) - len(built.problem.nodes)
-    )
-    for tie in ties:
-        found[tie.node] = tie.choice(found)
-
-    def exact(choice: tuple[int, ...]) -> int:
-        assignment = built.assignment(MESH, choice[: len(built.problem.nodes)])
-        graph = pipeline.lower(traced.graph, assignment, request.device)
-        return memory_timeline(graph, dry_operators(MESH)).peak
-
-    return problem, built, tuple(found), exact
-
-
-def test_carriers_that_follow_a_node_add_no_cost() -> None:
-    problem, built, choice, _ = _problem_of("mlp", "h100")
-    assert len(problem.nodes) > len(built.problem.nodes)
-    alone = evaluate(built.problem, choice[: len(built.problem.nodes)])[0]
-    assert evaluate(problem, choice)[0] == pytest.approx(alone)
-
-
-def test_copies_of_a_block_add_up_what_they_keep_and_share_their_moments() -> None:
-    copies = [
-        (
-            Carrier("saved", np.array([8.0, 4.0]), (i, 20 - i)),
-            Carrier("moment 0", np.array([2.0, 1.0]), (i, i + 1)),
-        )
-        for i in range(4)
-    ]
-    merged = merge_copies(copies, groups=2)
-    assert [(c.what, c.usages.tolist(), c.interval) for c in merged] == [
-        ("saved", [16.0, 8.0], (0, 20)),
-        ("saved", [16.0, 8.0], (2, 18)),
-        ("moment 0", [2.0, 1.0], (3, 4)),
-    ]
 
 
 # --- the report ------------------------------------------------------------------------------

@@ -1,0 +1,226 @@
+"""The memory limit as prices: a bound, and assignments along the way (Lagrangian relaxation).
+
+With a price on memory instead of a limit, what every tensor and reshard holds is a cost like any
+other, and the problem is one without memory, which elimination mostly decides at once. So the
+dual function of the limit is known price by price::
+
+    bound(p) = min over x of cost(x) + p . held(x)   -   p . limit
+
+with a price and an amount held for every time of a step. Every such x is a *column*. The best
+mixture of columns within the limit is a small linear program, whose duals are the prices to ask
+next (Dantzig and Wolfe 1960); they are taken part of the way from the best prices so far
+(Wentges 1997).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autopar.passes.solver import Edge, MatrixModel, Problem, evaluate, solve
+from autopar.passes.step_memory import StepMemory
+
+#: How far the prices asked for are from the best ones towards the duals.
+_TOWARDS = 0.6
+#: The price of memory above the limit: the cost of the unlimited optimum for all of its excess,
+#: which grows by this factor where it turns out too low.
+_DEARER, _MOST_RAISES = 8.0, 12
+#: The mixture is as good as the bound when it is this near, as a fraction.
+_CONVERGED = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """An assignment.
+
+    choice:
+        of every node of the problem
+    cost:
+        without memory
+    held:
+        bytes in use at every time, float64 [end]
+    """
+
+    choice: tuple[int, ...]
+    cost: float
+    held: np.ndarray
+
+
+@dataclass(eq=False)
+class Relaxation:
+    """What is known of a problem under a limit.
+
+    problem:
+        without memory
+    memory:
+        what its choices hold
+    bound:
+        no assignment within the limit is cheaper
+    prices:
+        of a byte at every time, where that bound was found, float64 [end]; to begin with, the
+        first to ask for
+    found:
+        the columns so far
+    above:
+        the price of a byte above the limit
+    weights:
+        how much of each column is in the last mixture
+    """
+
+    problem: Problem
+    memory: StepMemory
+    limit: float
+    bound: float = -np.inf
+    prices: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    found: list[Column] = field(default_factory=list)
+    above: float = 0.0
+    weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def columns(self, seconds: float) -> Iterator[Column]:
+        """Assignments at better and better prices, until the bound can't rise or time is up.
+
+        They need not be within the limit.
+        """
+        until = time.perf_counter() + seconds
+        if not self.found:
+            column = self.at(self.prices if len(self.prices) else np.zeros(self.memory.end))
+            yield column
+            self.found.append(column)
+            excess = float(column.held.max(initial=0.0)) - self.limit
+            if excess <= 0 and not self.prices.any():
+                return
+            if not self.above:
+                self.above = max(abs(column.cost), 1e-300) / excess
+        elif self.bound == -np.inf:
+            column = self.at(self.prices)
+            yield column
+            self.found.append(column)
+        towards, raises = _TOWARDS, 0
+        while time.perf_counter() < until:
+            duals, cost, over = self.mixture()
+            column = self.at(self.prices + towards * (duals - self.prices))
+            again = any(column.choice == other.choice for other in self.found)
+            if not again:
+                self.found.append(column)
+            yield column
+            if cost - self.bound > _CONVERGED * abs(cost):
+                if not again:
+                    towards = _TOWARDS
+                    continue
+                if towards < 1.0:
+                    towards = 1.0  # The way to the duals held nothing new; they themselves may.
+                    continue
+            if over <= 1e-9 * self.limit or raises == _MOST_RAISES:
+                return
+            self.above, raises, towards = self.above * _DEARER, raises + 1, _TOWARDS
+
+    def at(self, prices: np.ndarray) -> Column:
+        """The cheapest assignment where a byte costs `prices` at every time."""
+        solution = solve(self.priced(prices), gap=_CONVERGED)
+        bound = solution.bound - float(prices.sum()) * self.limit
+        if bound > self.bound:
+            self.bound, self.prices = bound, prices
+        cost, _ = evaluate(self.problem, solution.choice)
+        return Column(solution.choice, cost, self.memory.profile(solution.choice))
+
+    def halves(self) -> tuple[Relaxation, ...]:
+        """The same with one node's choices split in two: those that hold less, and the others.
+
+        It is the node about whose memory the columns of the mixture disagree most. Nothing where
+        they agree.
+        """
+        mixed = [(w, c) for w, c in zip(self.weights, self.found, strict=False) if w > 1e-6]
+        weights = np.array([weight for weight, _ in mixed])
+        widest, split = 0.0, None
+        for node, paid in enumerate(self._paid()):
+            mine = np.array([paid[column.choice[node]] for _, column in mixed])
+            low, high = mine.min(initial=np.inf), mine.max(initial=-np.inf)
+            if high - low <= 1e-9 * abs(high):
+                continue
+            mean = min(max(float(mine @ weights / weights.sum()), low), np.nextafter(high, low))
+            spread = float(((mine - mean) ** 2) @ weights)
+            if spread > widest * (1 + 1e-9):
+                widest, split = spread, (node, paid <= mean)
+        if split is None:
+            return ()
+        node, less = split
+        return tuple(self._only(node, half) for half in (less, ~less))
+
+    def _paid(self) -> list[np.ndarray]:
+        """About what each choice of each node pays for memory: reshards at their mean."""
+        paid = [np.zeros(len(node.costs)) for node in self.problem.nodes]
+        total = np.concatenate([[0.0], np.cumsum(self.prices)])
+        for node, held in enumerate(self.memory.held):
+            for (lo, hi), usages in held:
+                paid[node] = paid[node] + (total[hi] - total[lo]) * usages
+        for link in self.memory.links:
+            for part in link.parts:
+                price = sum(n * (total[hi] - total[lo]) for (lo, hi), n in part.times.items())
+                if price > 0 and link.source != link.target:
+                    nbytes = part.nbytes
+                    paid[link.source] += price * nbytes.mean(axis=1)[part.sources]
+                    paid[link.target] += price * nbytes.mean(axis=0)[part.targets]
+        return paid
+
+    def _only(self, node: int, kept: np.ndarray) -> Relaxation:
+        one = self.problem.nodes[node]
+        nodes = list(self.problem.nodes)
+        nodes[node] = replace(one, costs=np.where(kept, one.costs, np.inf))
+        return Relaxation(
+            replace(self.problem, nodes=tuple(nodes)),
+            self.memory,
+            self.limit,
+            prices=self.prices,
+            found=[column for column in self.found if kept[column.choice[node]]],
+            above=self.above,
+        )
+
+    def priced(self, prices: np.ndarray) -> Problem:
+        """The problem in which whatever is held is paid for."""
+        total = np.concatenate([[0.0], np.cumsum(prices)])
+        costs = [node.costs for node in self.problem.nodes]
+        edges = list(self.problem.edges)
+        for node, held in enumerate(self.memory.held):
+            for (lo, hi), usages in held:
+                if total[hi] > total[lo]:
+                    costs[node] = costs[node] + (total[hi] - total[lo]) * usages
+        for link in self.memory.links:
+            for part in link.parts:
+                price = sum(n * (total[hi] - total[lo]) for (lo, hi), n in part.times.items())
+                if price <= 0:
+                    continue
+                paid = price * part.nbytes
+                if link.source == link.target:
+                    own = paid[part.sources, part.targets]
+                    costs[link.source] = costs[link.source] + own
+                else:
+                    edges.append(Edge(link.source, link.target, paid, part.sources, part.targets))
+        nodes = tuple(
+            node if priced is node.costs else replace(node, costs=priced)
+            for node, priced in zip(self.problem.nodes, costs, strict=True)
+        )
+        return replace(self.problem, nodes=nodes, edges=tuple(edges))
+
+    def mixture(self) -> tuple[np.ndarray, float, float]:
+        """(prices, cost, bytes above the limit) of the best mixture of columns."""
+        held = np.array([column.held for column in self.found])
+        rows = np.flatnonzero((held > self.limit).any(axis=0))
+        count, unit = len(self.found), self.limit
+        model = MatrixModel()
+        model.add_columns(np.array([column.cost for column in self.found]), 1.0)
+        over = model.add_columns(np.array([self.above * unit]), np.inf)
+        one = model.add_rows(np.ones(1), np.ones(1))
+        model.add_entries(np.full(count, one), np.arange(count), 1.0)
+        first = model.add_rows(np.full(len(rows), -np.inf), np.ones(len(rows)))
+        at, column = np.divmod(np.arange(len(rows) * count), count)
+        model.add_entries(first + at, column, held[column, rows[at]] / unit)
+        model.add_entries(first + np.arange(len(rows)), np.full(len(rows), over), -1.0)
+        outcome = model.solve(np.inf, np.zeros(model.columns, dtype=bool))
+        assert outcome.values is not None and outcome.duals is not None
+        self.weights = outcome.values[:count]
+        prices = np.zeros(self.memory.end)
+        prices[rows] = np.maximum(0.0, -outcome.duals[first:]) / unit
+        return prices, outcome.bound, float(outcome.values[over]) * unit

@@ -1,0 +1,196 @@
+"""Smaller forms of what autograd keeps: bits, small integers, 8 bit floats, copies on the host.
+
+A form is chosen by the operator that a tensor is kept for. The lossless ones keep all that its
+backward reads: of a ReLU the sign, of a dropout which entries were dropped, of a max-pool the
+indices in as few bytes as they need and of its input the shape (Gist, Jain et al. 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from autopar.ir.packed import BLOCK, INDICES, MASKS, SIGNS, SMALLEST, index_dtype
+
+
+class Form(Protocol):
+    """A tensor in another form."""
+
+    def open(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Like:
+    """What a tensor is apart from its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(x: Tensor) -> Like:
+        return Like(tuple(x.shape), tuple(x.stride()), x.dtype)
+
+    def given(self, flat: Tensor) -> Tensor:
+        """The tensor with values in row-major order."""
+        x = flat.view(self.shape)
+        if tuple(x.stride()) == self.stride:
+            return x
+        return torch.empty_strided(self.shape, self.stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+@dataclass(frozen=True)
+class Bits:
+    """One bit for each element: zero, or `value` (None: one)."""
+
+    packed: Tensor
+    like: Like
+    value: Tensor | None = None
+
+    @staticmethod
+    def of(mask: Tensor, like: Like, value: Tensor | None = None) -> Bits:
+        flat = mask.reshape(-1)
+        padded = torch.nn.functional.pad(flat.to(torch.uint8), (0, -flat.numel() % 8)).view(-1, 8)
+        packed = torch.zeros(padded.shape[0], dtype=torch.uint8, device=flat.device)
+        for k in range(8):
+            packed |= padded[:, k] << k
+        return Bits(packed, like, value)
+
+    def open(self) -> Tensor:
+        bits = torch.stack([(self.packed >> k) & 1 for k in range(8)], 1).view(-1)
+        found = bits[: math.prod(self.like.shape)].to(self.like.dtype)
+        return self.like.given(found if self.value is None else found.mul_(self.value))
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Integers in fewer bytes."""
+
+    packed: Tensor
+    like: Like
+
+    def open(self) -> Tensor:
+        return self.like.given(self.packed.to(self.like.dtype))
+
+
+@dataclass(frozen=True)
+class ShapeOnly:
+    """A tensor of which only the shape is read."""
+
+    like: Like
+    device: torch.device
+
+    def open(self) -> Tensor:
+        zero = torch.zeros((), dtype=self.like.dtype, device=self.device)
+        return zero.expand(self.like.shape)
+
+
+#: What stands for the floats that are not finite; others are whole numbers up to `_LARGEST`.
+_INFINITE = {math.inf: 127, -math.inf: -128, math.nan: -127}
+_LARGEST = 126
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Floats in 8 bits, a scale for every `BLOCK` of them: an error of 1/252 of the largest."""
+
+    packed: Tensor
+    scales: Tensor
+    like: Like
+
+    @staticmethod
+    def of(x: Tensor) -> Rounded:
+        flat = x.reshape(-1)
+        blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+        finite = blocks.nan_to_num(0.0, 0.0, 0.0)
+        scales = finite.abs().amax(1, keepdim=True) / _LARGEST
+        packed = (finite / scales.clamp(min=torch.finfo(x.dtype).tiny)).round().to(torch.int8)
+        for value, code in _INFINITE.items():
+            packed.masked_fill_(blocks.isnan() if math.isnan(value) else blocks == value, code)
+        return Rounded(packed.view(-1)[: flat.numel()].clone(), scales, Like.of(x))
+
+    def open(self) -> Tensor:
+        padded = torch.nn.functional.pad(self.packed, (0, -self.packed.numel() % BLOCK))
+        padded = padded.view(-1, BLOCK)
+        blocks = padded.to(self.like.dtype) * self.scales
+        for value, code in _INFINITE.items():
+            blocks.masked_fill_(padded == code, value)
+        return self.like.given(blocks.view(-1)[: self.packed.numel()])
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """A copy in the host's memory, pinned where the device is another."""
+
+    copy: Tensor
+    device: torch.device
+
+    @staticmethod
+    def of(x: Tensor) -> OnHost:
+        pinned = x.device.type == "cuda"
+        copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, pin_memory=pinned)
+        copy.copy_(x, non_blocking=pinned)
+        return OnHost(copy, x.device)
+
+    def open(self) -> Tensor:
+        if self.copy.device == self.device:
+            return self.copy
+        return self.copy.to(self.device, non_blocking=self.copy.is_pinned())
+
+
+def lossless(op: str, plane: int) -> Callable[[Tensor], Form | None]:
+    """What takes a tensor that an operator keeps into a form that its backward can do with.
+
+    plane:
+        how many elements indices of a max-pool tell apart
+
+    It gives None for a tensor that stays as it is.
+    """
+
+    def form(x: Tensor) -> Form | None:
+        if x.numel() < SMALLEST or not is_dense(x):
+            return None
+        if x.dtype == torch.bool:
+            return Bits.of(x, Like.of(x))
+        if op in INDICES:
+            if x.dtype == torch.int64:
+                return _narrow(x, plane)
+            return ShapeOnly(Like.of(x), x.device) if x.is_contiguous() else None
+        if not x.is_floating_point():
+            return None
+        if op in SIGNS:
+            positive = x > 0 if op == "aten.leaky_relu.default" else ~(x <= 0)
+            return Bits.of(positive, Like.of(x))
+        if op in MASKS:
+            return Bits.of(x != 0, Like.of(x), x.amax())
+        return None
+
+    return form
+
+
+def eight_bit(op: str, plane: int) -> Callable[[Tensor], Form | None]:
+    """As `lossless`; floats without such a form are rounded to 8 bits."""
+    exact = lossless(op, plane)
+
+    def form(x: Tensor) -> Form | None:
+        found = exact(x)
+        if found is None and x.is_floating_point() and x.numel() >= SMALLEST and is_dense(x):
+            return Rounded.of(x)
+        return found
+
+    return form
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether no two elements share their place in memory."""
+    return all(step or size == 1 for size, step in zip(x.shape, x.stride(), strict=True))
+
+
+def _narrow(x: Tensor, count: int) -> Narrow | None:
+    dtype = index_dtype(count)
+    return None if dtype is None else Narrow(x.reshape(-1).to(dtype), Like.of(x))
