@@ -38,6 +38,7 @@ from autopar.rules_api import discovered_rules, load_rules, register_rule, save_
 from autopar.sharding import shard
 from autopar.verification import verify
 from autopar.verify_report import Report
+from autopar.whole_steps import step_whole
 
 __all__ = [
     "AutoparError",
@@ -82,5 +83,6 @@ __all__ = [
     "save_rules",
     "search_meshes",
     "shard",
+    "step_whole",
     "verify",
 ]

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from autopar.face import Face
 from autopar.ir.errors import OptimizerError
+from autopar.whole_steps import watch_steps
 
 #: A parameter of a parallelised model -> its name, and the module that trains its pieces.
 _originals: Any = WeakIdKeyDictionary()
@@ -34,6 +35,7 @@ def watch(model: nn.Module, face: Face) -> None:
     for name, parameter in model.named_parameters():
         _originals[parameter] = (name, weakref.ref(face))
     _seen.clear()
+    watch_steps()
     if not _watching:
         register_optimizer_step_post_hook(_check_step)
         _watching = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
+from ranks import run_ranks
 from recompile_worker import batch, close
 
 torch.set_num_threads(1)
@@ -98,3 +100,9 @@ def test_hand_over_of_a_strange_optimizer() -> None:
     lazy = autopar.autoparallelize(linear()[0], mesh=1)
     with pytest.raises(autopar.NotCompiledError, match="first call"):
         autopar.hand_over(optimizer, lazy)
+
+
+def test_steps_that_see_whole_tensors() -> None:
+    run_ranks(
+        Path(__file__).with_name("whole_steps_worker.py"), 2, "steps", "closure", limit_s=480.0
+    )
