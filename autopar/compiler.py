@@ -328,13 +328,13 @@ def describe_plan(
         ),
         mixed=request.mixed,
         policies=policies,
-        kept=_kept_rows(traced, request, assignment, policies, prices),
+        kept=_kept_rows(traced, partitioned, assignment, policies, prices),
     )
 
 
 def _kept_rows(
     traced: Traced,
-    request: Request,
+    partitioned: Graph,
     assignment: Assignment,
     policies: Policies,
     prices: DevicePrices,
@@ -343,8 +343,7 @@ def _kept_rows(
     if not policies or not traced.program.training:
         return ()
     plain, lowered = (
-        pipeline.lower(traced.graph, assignment, request.device, each)
-        for each in (NO_POLICIES, policies)
+        pipeline.in_buckets(partitioned, prices.device, each) for each in (NO_POLICIES, policies)
     )
     effects = policy_effects(
         traced.graph, plain, lowered, traced.rules, assignment, prices, dry_operators

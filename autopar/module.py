@@ -32,13 +32,13 @@ from autopar.ir.graph import Graph, Value
 from autopar.materialise import as_global
 from autopar.one_piece import (
     call_in_one_piece,
-    is_compiling,
     of_fixed_sizes,
     require_compilable,
     whole_if_differentiable,
 )
 from autopar.optimizers import watch
 from autopar.plans import Plan
+from autopar.runtime.compiling import is_compiling
 from autopar.runtime.groups import RankContext
 from autopar.runtime.random import agree_on_seed, default_generator
 from autopar.skeleton import traceable

@@ -18,16 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext
 from torch.distributed.tensor import DTensor
 
 from autopar.ir.calling import Entry, TensorArgument
 from autopar.ir.errors import TraceError
-
-
-def is_compiling() -> bool:
-    """Whether the operators that run are taken down by `torch.compile`."""
-    return TracingContext.try_get() is not None
 
 
 @cache

@@ -174,37 +174,43 @@ def collectives_of(
             for step in waiting:
                 found += _collectives(step, mesh, node.name)
             waiting = []
-            found += _with_again(
-                node,
-                assisted_collectives(
-                    node, rules[node.name], assignment.strategies[node.name], mesh
-                ),
+            runs = assisted_collectives(
+                node, rules[node.name], assignment.strategies[node.name], mesh
             )
+            found += _with_again(node, runs, mesh)
     for step in waiting:
         found += _collectives(step, mesh, "return")
     return tuple(found)
 
 
 def _collectives(step: Node, mesh: Mesh, at: str) -> list[Collective]:
-    if step.op == FUSED:
-        runs = fused_collectives(step, mesh, at)
-        if REGATHER in step.attrs:
-            again = fused_collectives(members_of(step, step.attrs[REGATHER]), mesh, at)
-            runs += [replace(c, backward=True) for c in again if not c.backward]
-        return runs
-    return _with_again(step, step_collectives(step, mesh, at))
+    return _with_again(step, moving_collectives(step, mesh, at), mesh)
 
 
-def members_of(node: Node, members: Sequence[int]) -> Node:
+def moving_collectives(step: Node, mesh: Mesh, at: str) -> list[Collective]:
+    """The collectives of a reshard step or of a bucket."""
+    made = fused_collectives if step.op == FUSED else step_collectives
+    return made(step, mesh, at)
+
+
+def _with_again(node: Node, runs: list[Collective], mesh: Mesh) -> list[Collective]:
+    return [*runs, *(replace(c, backward=True) for c in collectives_again(node, runs, mesh))]
+
+
+def collectives_again(node: Node, runs: Sequence[Collective], mesh: Mesh) -> list[Collective]:
+    """Of the collectives of a call those that the backward pass runs once more, as they run forward
+    (`autopar.ir.keep`)."""
+    if node.op == FUSED and REGATHER in node.attrs:
+        at = runs[0].at if runs else ""
+        runs = fused_collectives(_members_of(node, node.attrs[REGATHER]), mesh, at)
+    elif node.op == FUSED or not {RECOMPUTE, REGATHER} & set(node.attrs):
+        return []
+    return [c for c in runs if not c.backward]
+
+
+def _members_of(node: Node, members: Sequence[int]) -> Node:
     """A bucket of some of the values."""
     values, steps = node.args
     kept = tuple((op, axes, tuple(given[k] for k in members)) for op, axes, given in steps)
     args = (tuple(values[k] for k in members), kept)
     return replace(node, args=args, results=tuple(node.results[k] for k in members))
-
-
-def _with_again(node: Node, runs: list[Collective]) -> list[Collective]:
-    """With those that the backward pass runs a second time (`autopar.ir.keep`)."""
-    if RECOMPUTE in node.attrs or (REGATHER in node.attrs and node.op != FUSED):
-        return [*runs, *(replace(c, backward=True) for c in runs if not c.backward)]
-    return runs

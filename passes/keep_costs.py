@@ -17,9 +17,8 @@ from autopar.passes.collective_cost import collective_time
 from autopar.passes.communication import (
     Collective,
     assisted_collectives,
-    fused_collectives,
-    members_of,
-    step_collectives,
+    collectives_again,
+    moving_collectives,
 )
 from autopar.passes.memory import memory_timeline
 from autopar.passes.policies import block_of
@@ -154,19 +153,16 @@ def _charge(
     """Add what running a call again costs."""
     mesh = assignment.mesh
     runs: list[Collective] = []
-    if node.op == FUSED:
-        runs = fused_collectives(members_of(node, node.attrs[REGATHER]), mesh, "")
-    elif node.op in STEPS:
-        runs = step_collectives(node, mesh, "")
+    if node.op == FUSED or node.op in STEPS:
+        runs = moving_collectives(node, mesh, "")
     elif RECOMPUTE in node.attrs and node.name in rules:
         rule, strategy = rules[node.name], assignment.strategies[node.name]
         runs = assisted_collectives(node, rule, strategy, mesh)
         original = traced.producers[node.name][0]
         effect.seconds += float(prices.call(original, rule, [strategy]).forward[0])
-    for run in runs:
-        if not run.backward:
-            whole = mesh.axis_size(*run.axes) if run.kind == "all_to_all" else 1
-            effect.collectives.append(run)
-            effect.seconds += collective_time(
-                prices.device, mesh, run.kind, run.axes, whole * run.nbytes
-            )
+    for run in collectives_again(node, runs, mesh):
+        whole = mesh.axis_size(*run.axes) if run.kind == "all_to_all" else 1
+        effect.collectives.append(run)
+        effect.seconds += collective_time(
+            prices.device, mesh, run.kind, run.axes, whole * run.nbytes
+        )

@@ -72,9 +72,7 @@ class Branches:
             if not halves:
                 self._closed = min(self._closed, bound)
                 continue
-            waiting = list(halves)
-            while waiting:
-                half = waiting.pop()
+            for half in reversed(halves):
                 if time.perf_counter() < until:
                     self._relax(half, until - time.perf_counter(), bound)
                 else:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autopar.passes.solver import Edge, MatrixModel, Problem, evaluate, solve
-from autopar.passes.step_memory import StepMemory
+from autopar.passes.step_memory import Link, Part, StepMemory
 
 #: How far the prices asked for are from the best ones towards the duals.
 _TOWARDS = 0.6
@@ -85,19 +85,15 @@ class Relaxation:
         They need not be within the limit.
         """
         until = time.perf_counter() + seconds
-        if not self.found:
+        if self.bound == -np.inf:
             column = self.at(self.prices if len(self.prices) else np.zeros(self.memory.end))
             yield column
             self.found.append(column)
-            excess = float(column.held.max(initial=0.0)) - self.limit
-            if excess <= 0 and not self.prices.any():
-                return
-            if not self.above:
+            if not self.above:  # nothing has had a price yet
+                excess = float(column.held.max(initial=0.0)) - self.limit
+                if excess <= 0:
+                    return
                 self.above = max(abs(column.cost), 1e-300) / excess
-        elif self.bound == -np.inf:
-            column = self.at(self.prices)
-            yield column
-            self.found.append(column)
         towards, raises = _TOWARDS, 0
         while time.perf_counter() < until:
             duals, cost, over = self.mixture()
@@ -152,17 +148,12 @@ class Relaxation:
     def _paid(self) -> list[np.ndarray]:
         """About what each choice of each node pays for memory: reshards at their mean."""
         paid = [np.zeros(len(node.costs)) for node in self.problem.nodes]
-        total = np.concatenate([[0.0], np.cumsum(self.prices)])
-        for node, held in enumerate(self.memory.held):
-            for (lo, hi), usages in held:
-                paid[node] = paid[node] + (total[hi] - total[lo]) * usages
-        for link in self.memory.links:
-            for part in link.parts:
-                price = sum(n * (total[hi] - total[lo]) for (lo, hi), n in part.times.items())
-                if price > 0 and link.source != link.target:
-                    nbytes = part.nbytes
-                    paid[link.source] += price * nbytes.mean(axis=1)[part.sources]
-                    paid[link.target] += price * nbytes.mean(axis=0)[part.targets]
+        for node, nbytes in _node_prices(self.memory, self.prices):
+            paid[node] = paid[node] + nbytes
+        for link, part, price in _part_prices(self.memory, self.prices):
+            if link.source != link.target:
+                paid[link.source] += price * part.nbytes.mean(axis=1)[part.sources]
+                paid[link.target] += price * part.nbytes.mean(axis=0)[part.targets]
         return paid
 
     def _only(self, node: int, kept: np.ndarray) -> Relaxation:
@@ -180,24 +171,16 @@ class Relaxation:
 
     def priced(self, prices: np.ndarray) -> Problem:
         """The problem in which whatever is held is paid for."""
-        total = np.concatenate([[0.0], np.cumsum(prices)])
         costs = [node.costs for node in self.problem.nodes]
         edges = list(self.problem.edges)
-        for node, held in enumerate(self.memory.held):
-            for (lo, hi), usages in held:
-                if total[hi] > total[lo]:
-                    costs[node] = costs[node] + (total[hi] - total[lo]) * usages
-        for link in self.memory.links:
-            for part in link.parts:
-                price = sum(n * (total[hi] - total[lo]) for (lo, hi), n in part.times.items())
-                if price <= 0:
-                    continue
-                paid = price * part.nbytes
-                if link.source == link.target:
-                    own = paid[part.sources, part.targets]
-                    costs[link.source] = costs[link.source] + own
-                else:
-                    edges.append(Edge(link.source, link.target, paid, part.sources, part.targets))
+        for node, paid in _node_prices(self.memory, prices):
+            costs[node] = costs[node] + paid
+        for link, part, price in _part_prices(self.memory, prices):
+            paid = price * part.nbytes
+            if link.source == link.target:
+                costs[link.source] = costs[link.source] + paid[part.sources, part.targets]
+            else:
+                edges.append(Edge(link.source, link.target, paid, part.sources, part.targets))
         nodes = tuple(
             node if priced is node.costs else replace(node, costs=priced)
             for node, priced in zip(self.problem.nodes, costs, strict=True)
@@ -224,3 +207,27 @@ class Relaxation:
         prices = np.zeros(self.memory.end)
         prices[rows] = np.maximum(0.0, -outcome.duals[first:]) / unit
         return prices, outcome.bound, float(outcome.values[over]) * unit
+
+
+def _node_prices(memory: StepMemory, prices: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """(node, what each of its choices pays) for all that nodes hold and that has a price."""
+    total = _summed(prices)
+    for node, held in enumerate(memory.held):
+        for (lo, hi), usages in held:
+            if total[hi] > total[lo]:
+                yield node, (total[hi] - total[lo]) * usages
+
+
+def _part_prices(memory: StepMemory, prices: np.ndarray) -> Iterator[tuple[Link, Part, float]]:
+    """What reshards hold and that has a price, with the price of a byte of it."""
+    total = _summed(prices)
+    for link in memory.links:
+        for part in link.parts:
+            price = sum(n * (total[hi] - total[lo]) for (lo, hi), n in part.times.items())
+            if price > 0:
+                yield link, part, float(price)
+
+
+def _summed(prices: np.ndarray) -> np.ndarray:
+    """The prices of all times before each, float64 [end + 1]."""
+    return np.concatenate([[0.0], np.cumsum(prices)])

@@ -168,7 +168,11 @@ def lower(
     policies:
         what is kept for the backward pass (see `apply_policies`)
     """
-    made = partitioned(graph, assignment, device)
+    return in_buckets(partitioned(graph, assignment, device), device, policies)
+
+
+def in_buckets(made: Graph, device: Device, policies: Policies = NO_POLICIES) -> Graph:
+    """What follows `partitioned` in `lower`."""
     fused = apply_policies(fuse(made, device, policies.regather), policies)
     verify_graph(fused, stage="partitioned")
     return fused

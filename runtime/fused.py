@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch._guards import TracingContext
 from torch.distributed.tensor import DTensor
 
 from autopar.ir.fused import CAST_STEP
@@ -37,6 +36,7 @@ from autopar.runtime.collectives import (
     ToInvariant,
     ToReplicate,
 )
+from autopar.runtime.compiling import is_compiling
 from autopar.runtime.delivery import (
     Delivery,
     Journey,
@@ -252,7 +252,7 @@ class _Fused(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (None, None, *(_single_back(bucket, k, g) for k, g in enumerate(needed)))
         # What torch.compile takes down must return its gradients.
-        to = None if TracingContext.try_get() is not None else receivers(ctx, ctx.inputs)
+        to = None if is_compiling() else receivers(ctx, ctx.inputs)
         if to is not None:
             _send(bucket, needed, to, ctx.shapes)
             return (None,) * (2 + len(grads))

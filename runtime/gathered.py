@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch._guards import TracingContext
 
+from autopar.runtime.compiling import is_compiling
 from autopar.runtime.fused import Begun, finish
 from autopar.runtime.groups import current
 from autopar.runtime.operators import resolve
@@ -112,7 +112,7 @@ def step_again(op: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _remember(gathered: Gathered, made: Sequence[Tensor], xs: Sequence[Tensor]) -> None:
-    if TracingContext.try_get() is not None:  # torch.compile decides itself what it keeps
+    if is_compiling():  # torch.compile decides itself what it keeps
         return
     theirs = {x.untyped_storage()._cdata for x in xs}
     for member, y in enumerate(made):

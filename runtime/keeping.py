@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._compile import _disable_dynamo
-from torch._guards import TracingContext
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from autopar.ir.keep import COMPRESS, COMPRESS8, OFFLOAD
 from autopar.ir.packed import INDICES
+from autopar.runtime.compiling import is_compiling
 from autopar.runtime.gathered import Saved, saved_gather
 from autopar.runtime.groups import RankContext, current
 from autopar.runtime.packing import (
@@ -51,7 +51,7 @@ class Kept(nn.Module):
 
     @_disable_dynamo
     def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
-        if not torch.is_grad_enabled() or _is_compiling():
+        if not torch.is_grad_enabled() or is_compiling():
             return self.run(*args)
         with self.hooks(args):
             return self.run(*args)
@@ -74,11 +74,6 @@ class Kept(nn.Module):
             return form(x) or x
 
         return saved_tensors_hooks(pack, _open)
-
-
-def _is_compiling() -> bool:
-    """`torch.compile` takes down what runs, and decides itself what its backward keeps."""
-    return TracingContext.try_get() is not None
 
 
 def _open(packed: Tensor | Saved | Form) -> Tensor:
@@ -135,7 +130,7 @@ class Recomputed(Kept):
 
     @_disable_dynamo
     def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
-        if not torch.is_grad_enabled() or _is_compiling():
+        if not torch.is_grad_enabled() or is_compiling():
             return self.run(*args)
         context = current()
         start = snapshot(context)

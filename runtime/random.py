@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch._guards import TracingContext
 
 from autopar.ir.cut import span
 from autopar.ir.errors import TraceError
+from autopar.runtime.compiling import is_compiling
 
 if TYPE_CHECKING:
     from autopar.runtime.groups import RankContext
@@ -230,7 +230,7 @@ def agree_on_seed(context: RankContext, device: torch.device) -> None:
         return
     mine = torch.randint(SEED_LIMIT, (1,)).to(device)
     total = context.group(context.mesh.names).all_reduce(mine)
-    if TracingContext.try_get() is not None:
+    if is_compiling():
         context.random = RandomState(traced=total)
         return
     context.random = RandomState(seed=int(total.item()) % SEED_LIMIT)

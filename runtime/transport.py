@@ -16,11 +16,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._guards import TracingContext
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.ir.errors import MeshError
 from autopar.ir.mesh import Mesh
+from autopar.runtime.compiling import is_compiling
 from autopar.runtime.groups import Group, Landing
 
 _c10d = torch.ops._c10d_functional
@@ -126,7 +126,7 @@ class _ProcessGroup(Group):
     def _start_all_reduce(self, x: Tensor) -> Landing:
         # What torch.compile takes down must not write to its operands; it finds out itself
         # that nobody else reads this one.
-        in_place = TracingContext.try_get() is None
+        in_place = not is_compiling()
         run = _c10d.all_reduce_ if in_place else _c10d.all_reduce
         summed = run(x, "sum", self._name)
         return lambda: _c10d.wait_tensor(summed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from golden_support import add_update_option
 from harness import TALLY
@@ -18,6 +20,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="the model zoo: all of it, on 3 ranks too, five random plans of each graph",
     )
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch computes with one thread, as the ranks of a lockstep do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -54,8 +54,7 @@ def solve_exactly(layout: Layout, clock: Clock, start: np.ndarray | None) -> Fou
     best = Best()
     if start is not None:
         best.offer(layout, start)
-    slack = clock.gap * max(best.cost, 0.0) if best.cost < np.inf else 0.0
-    answer = ilp.solve(layout, allowed, set(), clock, np.inf, slack=slack)
+    answer = ilp.solve(layout, allowed, set(), clock, np.inf)
     if answer.choice is not None:
         best.offer(layout, answer.choice)
     if best.choice is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from autopar.ir.mesh import Mesh
 from autopar.ir.rules.registry import registered
@@ -14,12 +13,7 @@ from samples.resize import FIXED, resized
 SAMPLES = all_samples()
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)

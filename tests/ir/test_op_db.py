@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -46,12 +45,7 @@ DENSE = ("aten.view_as_complex.default",)
 _checked: set[object] = set()
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _records(info: op_db.OpInfo, count: int, dtype: torch.dtype | None = None) -> list[Recorded]:

@@ -16,12 +16,7 @@ from model_zoo import MODELS, build_entry
 MESHES = ({"dp": 2}, {"dp": 2, "tp": 2})
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def check(model: nn.Module, *args: Any, tolerance: float = 1e-9, **kwargs: Any) -> None:

@@ -61,12 +61,7 @@ def check_model(name: str, mesh: Mesh, random_plans: int) -> None:
             assert report.ok, f"plan {number} of {name} in {mode} mode:\n{report}"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", QUICK)

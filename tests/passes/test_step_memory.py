@@ -35,12 +35,7 @@ LEAST, MOST = 0.98, 1.25
 TOLERANCE = 0.01
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Stack(nn.Module):
