@@ -85,8 +85,10 @@ class Branches:
                 self.offer(column)
                 if self._near(relaxation.bound):
                     break
-        except InfeasibleError:
-            return
+        except InfeasibleError as error:
+            if error.proven:
+                return
+            # Nothing was found, which says nothing: what was known of it still holds.
         self._push(relaxation, max(known, relaxation.bound))
 
     def _push(self, relaxation: Relaxation, bound: float) -> None:

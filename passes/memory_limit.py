@@ -115,6 +115,8 @@ def solve_within(
     lower: Lower,
     experts: Experts,
     known: Timeline,
+    *,
+    overcounts: bool = False,
 ) -> Within:
     """The cheapest assignment whose simulated peak is within the limit, and never dearer than the
     best of the experts' plans that are.
@@ -125,11 +127,14 @@ def solve_within(
         the partitioned graph of an assignment
     known:
         the simulation of the cheapest plan, which is over the limit
+    overcounts:
+        whether `usages` counts things that `lower` does not keep. What is over the limit by it
+        may fit then, so nothing it says is a bound or a proof
 
     Raises MemoryLimitError, with the smallest peak reached and what it is made of, where no plan
     was found that fits.
     """
-    return _Search(built, usages, limit, lower, known).run(experts)
+    return _Search(built, usages, limit, lower, known, overcounts).run(experts)
 
 
 class _Search:
@@ -140,9 +145,11 @@ class _Search:
         limit: MemoryLimit,
         lower: Lower,
         known: Timeline,
+        overcounts: bool,
     ) -> None:
         self.until = time.perf_counter() + limit.seconds
         self.built, self.usages, self.limit, self.lower = built, usages, limit, lower
+        self.overcounts = overcounts
         self.memory: StepMemory = step_memory(usages)
         # What the problem is told: lower than the limit where it saw less than there is.
         self.told = float(limit.nbytes)
@@ -194,7 +201,7 @@ class _Search:
             try:
                 choice = self._candidate(None if start is None else start.choice)
             except InfeasibleError as error:
-                return None, error.proven and attempt == 0
+                return None, error.proven and attempt == 0 and not self.overcounts
             if self._follow(choice, self.limit.nbytes):
                 continue
             if self._fits(choice):
@@ -205,13 +212,13 @@ class _Search:
     def _candidate(self, start: tuple[int, ...] | None) -> tuple[int, ...]:
         """The best choice that is found within what the problem is told."""
         # Later problems have fewer solutions: only the first bounds hold for all that fit.
-        holds = self.told == self.limit.nbytes
+        holds = self.told == self.limit.nbytes and not self.overcounts
         problem = self.built.problem
         branches = Branches(Relaxation(problem, self.memory, self.told), GAP)
         if start is not None:
             branches.offer(self._column(start))
         branches.relax(_PRICES_SHARE * self.left())
-        if not branches.near:
+        if branches.found and not branches.near:
             choices = [column.choice for column in branches.found]
             better = self._of_pieces(choices, branches.best)
             if better is not None:
@@ -319,8 +326,9 @@ class _Search:
             cost, _ = evaluate(self.built.problem, choice)
             if found is not None and cost >= found.cost:
                 continue
-            # The problem counts rather too much: what it finds far too large is.
-            if self.memory.peak(choice) <= 1.1 * self.limit.nbytes and self._fits(choice):
+            # The problem counts a little too much at most: what it finds far too large is.
+            too_large = self.memory.peak(choice) > 1.1 * self.limit.nbytes and not self.overcounts
+            if not too_large and self._fits(choice):
                 return name, self._as_found(choice)
         return None
 

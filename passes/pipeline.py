@@ -13,7 +13,6 @@ from typing import Literal
 
 import torch
 
-from autopar.ir.errors import MemoryLimitError
 from autopar.ir.graph import Graph
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
@@ -27,7 +26,7 @@ from autopar.passes.device import Device
 from autopar.passes.fuse import fuse
 from autopar.passes.hints import Hint
 from autopar.passes.keep import apply_policies
-from autopar.passes.memory_limit import MemoryLimit, Within, solve_within, timeline_of
+from autopar.passes.memory_limit import MemoryLimit, solve_within, timeline_of
 from autopar.passes.memory_usage import ProblemUsages
 from autopar.passes.overlap import priced, settle
 from autopar.passes.partition import partition
@@ -73,8 +72,8 @@ def decide(
     """Choose the assignment of a placed graph (see `search`), within a memory limit if given.
 
     policies:
-        what is kept for the backward pass. Plans are simulated so; what the search under a limit
-        prices by itself is everything kept, which is more
+        what is kept for the backward pass. Plans are simulated so; the search under a limit
+        prices everything kept, which is more, so that its bound is that without a limit
 
     Raises MemoryLimitError where no plan was found that fits the limit.
     """
@@ -126,19 +125,7 @@ def decide(
         optimizer=limit.optimizer,
         probe=limit.operators,
     )
-    try:
-        within = solve_within(fixed, usages, limit, lowered, experts, known)
-    except MemoryLimitError:
-        fitting = (
-            each
-            for _, each in experts()
-            if policies and timeline_of(lowered(each), limit).peak <= limit.nbytes
-        )
-        assignment = next(fitting, None)
-        if assignment is None:
-            raise
-        solution = replace(found.solution, choice=built.choice(assignment))
-        within = Within(assignment, solution, "")
+    within = solve_within(fixed, usages, limit, lowered, experts, known, overcounts=bool(policies))
     settled = settle(built.problem, built.parts, within.solution, weight)
     return replace(
         found,

@@ -20,9 +20,13 @@ from autopar.dry_run import dry_context, dry_operators
 from autopar.ir.errors import MemoryLimitError, PlanError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
+from autopar.passes import pipeline
+from autopar.passes.baselines import baseline_assignments
 from autopar.passes.communication import collectives_of
 from autopar.passes.memory import memory_timeline
+from autopar.passes.memory_limit import MemoryLimit, timeline_of
 from autopar.passes.policies import NO_POLICIES, Policies, resolve_policies
+from autopar.passes.prices import DevicePrices
 from autopar.passes.timeline import Timeline
 from autopar.plans import Plan
 from autopar.runtime.counting import count_communication
@@ -275,6 +279,31 @@ def test_a_limit_counts_what_is_kept() -> None:
     assert plan.memory("sgd").peak == peaks[0] < limit
     with pytest.raises(MemoryLimitError):
         autopar.plan(model, (), call, memory=limit, memory_policy="keep", **options)
+
+
+def test_a_limit_under_policies_gives_an_honest_bound_and_no_worse_than_experts() -> None:
+    """The search prices more than a policy keeps: what is over its limit may fit all the same."""
+    model, call = Net(), batch(rows=64, length=16)
+    options: dict[str, Any] = {"mesh": {"dp": 2, "tp": 2}, "memory_policy": "recompute"}
+    free = autopar.plan(model, (), call, **options)
+    limit = int(0.85 * free.memory("adam").peak)
+    held = autopar.plan(model, (), call, memory=limit, **options)
+    assert held.memory("adam").peak <= limit
+    assert held.bound <= free.seconds * (1 + 1e-9)
+    request = Request.make(Mesh.of(options["mesh"]), "auto", None, None, "auto")
+    traced = trace_model(model, (), call, request)
+    prices = DevicePrices(request.mesh, request.device)
+    found = baseline_assignments(traced.placed, traced.rules, request.mesh, prices).found
+    memory = MemoryLimit(limit, "adam", dry_operators)
+    fitting = [
+        each.solution.cost
+        for each in found.values()
+        if timeline_of(
+            pipeline.lower(traced.graph, each.assignment, request.device, held.policies), memory
+        ).peak
+        <= limit
+    ]
+    assert fitting and held.seconds <= min(fitting) * (1 + 1e-9)
 
 
 def test_uneven_pieces_are_computed_again_on_every_rank() -> None:
