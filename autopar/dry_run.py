@@ -16,17 +16,25 @@ from autopar.runtime.groups import Group, Landing, RankContext
 from autopar.runtime.operators import resolve
 
 
-def dry_context(mesh: Mesh) -> RankContext:
+def dry_context(mesh: Mesh, backend: str = "nccl") -> RankContext:
     """The first rank of a mesh, alone: collectives allocate what real ones do, and send nothing.
 
     The first rank's pieces are the largest.
+
+    backend:
+        whose collectives (`autopar.passes.device.BACKENDS`)
     """
-    return RankContext(mesh, 0, _DryTransport(mesh))
+    group = _GlooGroup if backend == "gloo" else _DryGroup
+    return RankContext(mesh, 0, _DryTransport(mesh, group))
 
 
-def dry_operators(mesh: Mesh) -> Callable[[str], Callable[..., Any]]:
-    """Operator name -> a callable that does on one rank of the mesh all but communicate."""
-    context = dry_context(mesh)
+def dry_operators(mesh: Mesh, backend: str = "nccl") -> Callable[[str], Callable[..., Any]]:
+    """Operator name -> a callable that does on one rank of the mesh all but communicate.
+
+    backend:
+        as for `dry_context`
+    """
+    context = dry_context(mesh, backend)
 
     def dry(op: str) -> Callable[..., Any]:
         operator = resolve(op)
@@ -41,14 +49,14 @@ def dry_operators(mesh: Mesh) -> Callable[[str], Callable[..., Any]]:
 
 
 class _DryTransport:
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, group: type[_DryGroup]) -> None:
+        self.mesh, self.group = mesh, group
 
     def prepare(self, axes_list: Sequence[tuple[str, ...]]) -> None:
         pass
 
     def connect(self, axes: tuple[str, ...]) -> Group:
-        return _DryGroup(axes, self.mesh.axis_size(*axes), 0)
+        return self.group(axes, self.mesh.axis_size(*axes), 0)
 
 
 class _DryGroup(Group):
@@ -76,3 +84,14 @@ class _DryGroup(Group):
 
     def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
         return flat.new_zeros(sum(row[self.index] for row in counts))
+
+
+class _GlooGroup(_DryGroup):
+    """Where a reduce-scatter receives a term of its piece from every rank, and sums them."""
+
+    def _reduce_scatter(self, pieces: Tensor, op: str, dim: int) -> Tensor:
+        return self._start_reduce_scatter(pieces)()
+
+    def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
+        received = pieces.new_zeros(pieces.shape)
+        return lambda: received.new_zeros(received.shape[1:])

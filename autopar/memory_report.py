@@ -45,6 +45,11 @@ class MemoryReport:
         return self.timeline.peak
 
     @property
+    def host(self) -> int:
+        """The bytes that are kept in the host's memory, which are not among the peak's."""
+        return sum(self.timeline.host.values()) + sum(self.timeline.host_state.values())
+
+    @property
     def phase(self) -> str:
         """When that is: "forward", "backward" or "optimizer step"."""
         return self.timeline.phase(self.timeline.peak_position)
@@ -66,8 +71,10 @@ class MemoryReport:
             for kind, nbytes in self.timeline.kinds_at_peak.items()
             if most[kind]
         ]
-        if self.timeline.host:
-            lines.append(f"in the host's memory: {format_bytes(sum(self.timeline.host.values()))}")
+        if self.host:
+            state = sum(self.timeline.host_state.values())
+            of_it = f", {format_bytes(state)} of it optimizer state" if state else ""
+            lines.append(f"in the host's memory: {format_bytes(self.host)}{of_it}")
         lines.append("largest at the peak:")
         lines += [f"  {contributor}" for contributor in self.contributors[:CONTRIBUTORS]]
         lines += [
@@ -77,18 +84,20 @@ class MemoryReport:
         return "\n".join(lines)
 
 
-def memory_report(graph: Graph, optimizer: str = "adam") -> MemoryReport:
+def memory_report(graph: Graph, optimizer: str = "adam", backend: str = "nccl") -> MemoryReport:
     """The report of a partitioned graph, or of a graph on one device.
 
     optimizer:
         "none", "sgd", "momentum", "adam" or "adamw"
+    backend:
+        whose collectives the ranks use (`autopar.passes.device.BACKENDS`)
 
     Predicted are the tensors of the step as PyTorch allocates them. Not counted are the memory
     allocator's own overhead, the libraries' workspaces and the communication buffers.
 
     Raises PlanError for an unknown optimizer.
     """
-    operators = dry_operators(graph.mesh or Mesh.of({}))
+    operators = dry_operators(graph.mesh or Mesh.of({}), backend)
     return MemoryReport(optimizer, memory_timeline(graph, operators, optimizer=optimizer))
 
 

@@ -41,7 +41,7 @@ def operator_times(traced: Traced, plan: autopar.Plan) -> list[OperatorTime]:
     assignment = plan.assignment
     prices = DevicePrices(assignment.mesh, plan.device)
     graph = pipeline.partitioned(traced.graph, assignment, plan.device)
-    resolve = dry_operators(assignment.mesh)
+    resolve = dry_operators(assignment.mesh, plan.device.backend)
     whole = {node.name: node for node in traced.graph.calls}
     found: dict[str, OperatorTime] = {}
     known: dict[Any, float] = {}

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autopar.ir.cut import Span, is_even, largest, simplest_unit, span
 from autopar.ir.errors import LayoutError
@@ -179,12 +180,9 @@ class Layout:
 
         No rank's piece is larger in any dimension than that of the first rank.
         """
-        self.check(shape)
         if not coordinates:
-            return tuple(
-                largest(size, mesh.sizes_of(axes), self.unit(d)) if axes else size
-                for d, (size, axes) in enumerate(zip(shape, self.dims, strict=True))
-            )
+            return _largest_piece(self, tuple(shape), mesh)
+        self.check(shape)
         spans = (self.span(d, size, mesh, coordinates) for d, size in enumerate(shape))
         return tuple(stop - start for start, stop in spans)
 
@@ -217,6 +215,15 @@ class Layout:
         extra = f" rep({','.join(self.replicate)})" if self.replicate else ""
         extra += f" sum({','.join(self.partial)})" if self.partial else ""
         return f"[{dims}]{extra}"
+
+
+@lru_cache(maxsize=1 << 14)
+def _largest_piece(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
+    layout.check(shape)
+    return tuple(
+        largest(size, mesh.sizes_of(axes), layout.unit(d)) if axes else size
+        for d, (size, axes) in enumerate(zip(shape, layout.dims, strict=True))
+    )
 
 
 def _plain(dims: Sequence[Sequence[str]], units: Iterable[int]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from autopar.ir.errors import MeshError
 
@@ -42,9 +43,13 @@ class Mesh:
             return Mesh((("dp", spec),))
         return Mesh(tuple(spec.items()))
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.axes)
+
+    @cached_property
+    def _size_of(self) -> dict[str, int]:
+        return dict(self.axes)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -57,17 +62,14 @@ class Mesh:
 
     def axis_size(self, *names: str) -> int:
         """The product of the sizes of the named axes (1 for none)."""
-        sizes = dict(self.axes)
-        for name in names:
-            if name not in sizes:
-                raise MeshError(f"unknown mesh axis {name!r}: the mesh is {self}")
-        return math.prod(sizes[name] for name in names)
+        return math.prod(self.sizes_of(names))
 
     def sizes_of(self, names: tuple[str, ...]) -> tuple[int, ...]:
         """The sizes of the named axes, in the order given."""
-        self.axis_size(*names)
-        sizes = dict(self.axes)
-        return tuple(sizes[name] for name in names)
+        try:
+            return tuple(map(self._size_of.__getitem__, names))
+        except KeyError as error:
+            raise MeshError(f"unknown mesh axis {error}: the mesh is {self}") from None
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """The position of a rank along each axis."""

@@ -90,7 +90,7 @@ def _check_uses(what: str, tree: Any, defined: dict[str, Value]) -> None:
         made = defined.get(used.name)
         if made is None:
             raise GraphError(f"{what}: %{used.name} is used before it is defined")
-        if used != made:
+        if used is not made and used != made:
             names = [f.name for f in dataclasses.fields(Value)]
             key = next(n for n in names if getattr(used, n) != getattr(made, n))
             raise GraphError(

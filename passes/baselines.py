@@ -88,9 +88,10 @@ def baseline_assignments(
 
 def _solve(restriction: _Restriction, built: Built) -> Searched:
     smaller = restrict(built, restriction.kept(built))
-    solution, hiding = solve_overlapping(smaller.problem, smaller.parts)
-    assignment = smaller.assignment(restriction.mesh, solution.choice)
-    return Searched(replace(assignment, reasons=restriction.reasons()), solution, smaller, hiding)
+    found = solve_overlapping(smaller.problem, smaller.parts)
+    assignment = smaller.assignment(restriction.mesh, found.solution.choice)
+    reasoned = replace(assignment, reasons=restriction.reasons())
+    return Searched(reasoned, found.solution, smaller, found.hiding, found.weighed)
 
 
 class _Restriction:

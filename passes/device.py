@@ -21,6 +21,10 @@ from autopar.ir.mesh import Mesh
 #: The collectives a link is described for.
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
+#: What moves the data. Over gloo a reduce-scatter is an exchange of pieces and a local sum
+#: (`runtime/transport.py`): a rank receives as much as it sends, where NCCL writes one piece.
+BACKENDS = ("nccl", "gloo")
+
 INTRA = "intra"
 INTER = "inter"
 
@@ -131,6 +135,8 @@ class Device:
     overlap:
         seconds of communication that run beside one second of backward computing without
         delaying it; 0 where nothing overlaps
+    backend:
+        one of `BACKENDS`
     """
 
     name: str
@@ -144,6 +150,7 @@ class Device:
     memory_curve: tuple[tuple[float, float], ...] = ()
     unhidden: float = 0.0
     overlap: float = 0.0
+    backend: str = "nccl"
 
     def __post_init__(self) -> None:
         known = [link.name for link in self.links]
@@ -154,6 +161,10 @@ class Device:
                 )
         if "float32" not in dict(self.flop_rates):
             raise PlanError(f"device {self.name!r}: flop_rates needs at least 'float32'")
+        if self.backend not in BACKENDS:
+            raise PlanError(
+                f"device {self.name!r}: backend must be one of {BACKENDS}, got {self.backend!r}"
+            )
         self._check_numbers()
 
     def _check_numbers(self) -> None:

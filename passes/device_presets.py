@@ -151,6 +151,7 @@ def _cpu() -> Device:
         links=(_link(INTRA, link), _link(INTER, link)),
         special_rate=0.8e9,
         unhidden=1.0,
+        backend="gloo",
     )
 
 

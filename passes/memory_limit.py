@@ -37,7 +37,7 @@ from autopar.passes.solver import (
     least_peak,
     solve,
 )
-from autopar.passes.step_memory import StepMemory, step_memory
+from autopar.passes.step_memory import StepMemory, step_memory, without_reshards
 from autopar.passes.timeline import Timeline
 
 #: How long the search under a limit may take, in seconds, when nothing else is said. The exact
@@ -49,14 +49,17 @@ GAP = 0.01
 _SHARE, _LEAST_SHARE = 0.5, 0.3
 #: How long a bound on plans of any memory may take, in seconds. It is quick to have.
 _BOUND_SECONDS = 2.0
-#: The part of the time left for prices on memory, for putting pieces together, for branching.
-_PRICES_SHARE, _PIECES_SHARE, _BRANCHES_SHARE = 0.3, 0.15, 0.5
+#: The part of the time left for prices on memory, for branching, for putting pieces together, and
+#: for more branching after that.
+_PRICES_SHARE, _FIRST_BRANCHES_SHARE, _PIECES_SHARE, _BRANCHES_SHARE = 0.3, 0.25, 0.15, 0.5
 #: How often what a solve finds may turn out to be over the limit.
 _ATTEMPTS = 6
 #: How often the smallest peak is sought, with more reshards counted each time.
 _LEAST_ATTEMPTS = 3
 #: How much lower the limit gets than the simulation asks for.
 _MARGIN = 0.998
+#: The problem counts a little too much at most: what it finds this much over the limit is over it.
+_CLEARLY = 1.1
 #: How many contributors an error names.
 CONTRIBUTORS = 5
 
@@ -108,13 +111,19 @@ def timeline_of(graph: Graph, limit: MemoryLimit) -> Timeline:
     return memory_timeline(graph, limit.operators(graph.mesh), optimizer=limit.optimizer)
 
 
+def is_far_over(usages: ProblemUsages, choice: tuple[int, ...], limit: MemoryLimit) -> bool:
+    """Whether an assignment is over the limit by more than the problem may count too much."""
+    return without_reshards(usages).peak(choice) > _CLEARLY * limit.nbytes
+
+
 def solve_within(
     built: Built,
     usages: ProblemUsages,
     limit: MemoryLimit,
     lower: Lower,
     experts: Experts,
-    known: Timeline,
+    cheapest: Solution,
+    known: Timeline | None,
     *,
     overcounts: bool = False,
 ) -> Within:
@@ -125,8 +134,10 @@ def solve_within(
         the problem that `usages` is about, with the costs to go by
     lower:
         the partitioned graph of an assignment
+    cheapest:
+        the solution of the problem without a limit
     known:
-        the simulation of the cheapest plan, which is over the limit
+        the simulation of the cheapest plan, which is over the limit, if there was one
     overcounts:
         whether `usages` counts things that `lower` does not keep. What is over the limit by it
         may fit then, so nothing it says is a bound or a proof
@@ -134,7 +145,7 @@ def solve_within(
     Raises MemoryLimitError, with the smallest peak reached and what it is made of, where no plan
     was found that fits.
     """
-    return _Search(built, usages, limit, lower, known, overcounts).run(experts)
+    return _Search(built, usages, limit, lower, cheapest, known, overcounts).run(experts)
 
 
 class _Search:
@@ -144,19 +155,20 @@ class _Search:
         usages: ProblemUsages,
         limit: MemoryLimit,
         lower: Lower,
-        known: Timeline,
+        cheapest: Solution,
+        known: Timeline | None,
         overcounts: bool,
     ) -> None:
         self.until = time.perf_counter() + limit.seconds
         self.built, self.usages, self.limit, self.lower = built, usages, limit, lower
-        self.overcounts = overcounts
+        self.overcounts, self.cheapest = overcounts, cheapest
         self.memory: StepMemory = step_memory(usages)
         # What the problem is told: lower than the limit where it saw less than there is.
         self.told = float(limit.nbytes)
         self.followed: set[int] = set()
         self.bound: float | None = None
         self.best = known
-        self.simulated = known.peak
+        self.simulated = 0 if known is None else known.peak
 
     def left(self) -> float:
         return max(self.until - time.perf_counter(), 0.0)
@@ -187,7 +199,7 @@ class _Search:
         """Whether the simulation of an assignment is within the limit; else remember it."""
         timeline = timeline_of(self.lower(self._assignment(choice)), self.limit)
         self.simulated = timeline.peak
-        if timeline.peak < self.best.peak:
+        if self.best is None or timeline.peak < self.best.peak:
             self.best = timeline
         return timeline.peak <= self.limit.nbytes
 
@@ -214,10 +226,13 @@ class _Search:
         # Later problems have fewer solutions: only the first bounds hold for all that fit.
         holds = self.told == self.limit.nbytes and not self.overcounts
         problem = self.built.problem
-        branches = Branches(Relaxation(problem, self.memory, self.told), GAP)
+        branches = Branches(
+            Relaxation(problem, self.memory, self.told, cheapest=self.cheapest), GAP
+        )
         if start is not None:
             branches.offer(self._column(start))
         branches.relax(_PRICES_SHARE * self.left())
+        branches.search(_FIRST_BRANCHES_SHARE * self.left())
         if branches.found and not branches.near:
             choices = [column.choice for column in branches.found]
             better = self._of_pieces(choices, branches.best)
@@ -326,8 +341,8 @@ class _Search:
             cost, _ = evaluate(self.built.problem, choice)
             if found is not None and cost >= found.cost:
                 continue
-            # The problem counts a little too much at most: what it finds far too large is.
-            too_large = self.memory.peak(choice) > 1.1 * self.limit.nbytes and not self.overcounts
+            far_over = self.memory.peak(choice) > _CLEARLY * self.limit.nbytes
+            too_large = far_over and not self.overcounts
             if not too_large and self._fits(choice):
                 return name, self._as_found(choice)
         return None
@@ -347,6 +362,7 @@ class _Search:
                 return Within(self._assignment(choice), self._as_found(choice), note)
             if not self._follow(choice, least.peak):
                 break
+        assert self.best is not None
         largest = "; ".join(map(str, contributors(self.best)[:CONTRIBUTORS]))
         raise MemoryLimitError(
             f"memory limit {format_bytes(self.limit.nbytes)}: no plan was found that fits one "

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from autopar.passes.solver import Edge, MatrixModel, Problem, evaluate, solve
+from autopar.passes.solver import Edge, MatrixModel, Problem, Solution, evaluate, solve
 from autopar.passes.step_memory import Link, Part, StepMemory
 
 #: How far the prices asked for are from the best ones towards the duals.
@@ -66,6 +66,8 @@ class Relaxation:
         the columns so far
     above:
         the price of a byte above the limit
+    cheapest:
+        the solution of the problem, where it is known already
     weights:
         how much of each column is in the last mixture
     """
@@ -77,6 +79,7 @@ class Relaxation:
     prices: np.ndarray = field(default_factory=lambda: np.zeros(0))
     found: list[Column] = field(default_factory=list)
     above: float = 0.0
+    cheapest: Solution | None = None
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def columns(self, seconds: float) -> Iterator[Column]:
@@ -86,7 +89,7 @@ class Relaxation:
         """
         until = time.perf_counter() + seconds
         if self.bound == -np.inf:
-            column = self.at(self.prices if len(self.prices) else np.zeros(self.memory.end))
+            column = self._first()
             yield column
             self.found.append(column)
             if not self.above:  # nothing has had a price yet
@@ -113,9 +116,17 @@ class Relaxation:
                 return
             self.above, raises, towards = self.above * _DEARER, raises + 1, _TOWARDS
 
+    def _first(self) -> Column:
+        if len(self.prices):
+            return self.at(self.prices)
+        free = np.zeros(self.memory.end)
+        return self.at(free) if self.cheapest is None else self._column(free, self.cheapest)
+
     def at(self, prices: np.ndarray) -> Column:
         """The cheapest assignment where a byte costs `prices` at every time."""
-        solution = solve(self.priced(prices), gap=_CONVERGED)
+        return self._column(prices, solve(self.priced(prices), gap=_CONVERGED))
+
+    def _column(self, prices: np.ndarray, solution: Solution) -> Column:
         bound = solution.bound - float(prices.sum()) * self.limit
         if bound > self.bound:
             self.bound, self.prices = bound, prices

@@ -178,10 +178,25 @@ def hidden_by(problem: Problem, parts: Parts, choice: Sequence[int]) -> Hiding:
     return Hiding(*parts.of(problem, choice))
 
 
+@dataclass(frozen=True)
+class Overlapping:
+    """The assignment of least T that is found, with a bound on every T, and what it hides.
+
+    hiding:
+        its weight is the one that says most about all assignments, for whoever searches further
+    weighed:
+        the solution of the problem priced at that weight
+    """
+
+    solution: Solution
+    hiding: Hiding
+    weighed: Solution
+
+
 def solve_overlapping(
     problem: Problem, parts: Parts, *, method: Literal["auto", "ilp", "reduce"] = "auto"
-) -> tuple[Solution, Hiding]:
-    """The assignment of least T that is found, with a bound on every T, and what it hides.
+) -> Overlapping:
+    """Find the assignment of least T.
 
     Raises InfeasibleError where the problem has no assignment.
     """
@@ -197,9 +212,9 @@ def solve_overlapping(
         status="optimal" if optimal else "feasible",
         stages=tuple(stage for each in found for stage in each.solution.stages),
     )
-    # The weight that says most about all assignments, for whoever searches further.
-    weight = max(found, key=lambda each: each.solution.bound).hiding.weight
-    return solution, replace(best.hiding, weight=weight)
+    most = max(found, key=lambda each: each.solution.bound)
+    hiding = replace(best.hiding, weight=most.hiding.weight)
+    return Overlapping(solution, hiding, most.solution)
 
 
 def _search(problem: Problem, parts: Parts, method: str) -> Iterator[Found]:

@@ -22,11 +22,12 @@ from autopar.passes.assignment import Assignment
 from autopar.passes.baselines import baseline_assignments
 from autopar.passes.casts import explicit_casts
 from autopar.passes.choices import rules_of
+from autopar.passes.collector import no_collection
 from autopar.passes.device import Device
 from autopar.passes.fuse import fuse
 from autopar.passes.hints import Hint
 from autopar.passes.keep import apply_policies
-from autopar.passes.memory_limit import MemoryLimit, solve_within, timeline_of
+from autopar.passes.memory_limit import MemoryLimit, is_far_over, solve_within, timeline_of
 from autopar.passes.memory_usage import ProblemUsages
 from autopar.passes.overlap import priced, settle
 from autopar.passes.partition import partition
@@ -56,6 +57,7 @@ def place(
     return placed
 
 
+@no_collection()
 def decide(
     placed: Placed,
     mesh: Mesh,
@@ -98,20 +100,6 @@ def decide(
     def lowered(assignment: Assignment) -> Graph:
         return lower(placed.graph, assignment, device, policies)
 
-    known = timeline_of(lowered(found.assignment), limit)
-    if known.peak <= limit.nbytes:
-        return found
-
-    def experts() -> list[tuple[str, Assignment]]:
-        # What people write by hand knows nothing of hints or of layouts that are given.
-        if mode != "auto" or placed.fixes or pinned:
-            return []
-        baselines = baseline_assignments(
-            placed, rules, mesh, prices, outputs, built=found.built
-        ).found
-        ranked = sorted(baselines.items(), key=lambda item: item[1].solution.cost)
-        return [(name, each.assignment) for name, each in ranked]
-
     built, weight = found.built, found.hiding.weight
     # One weight for all of it: the bound holds, and what is found is priced as it is.
     fixed = replace(built, problem=priced(built.problem, built.parts, weight))
@@ -125,7 +113,27 @@ def decide(
         optimizer=limit.optimizer,
         probe=limit.operators,
     )
-    within = solve_within(fixed, usages, limit, lowered, experts, known, overcounts=bool(policies))
+    overcounts = bool(policies)
+    known = None
+    # A simulation takes as long as all of the search: it is left out where it can only say no.
+    if overcounts or not is_far_over(usages, found.solution.choice, limit):
+        known = timeline_of(lowered(found.assignment), limit)
+        if known.peak <= limit.nbytes:
+            return found
+
+    def experts() -> list[tuple[str, Assignment]]:
+        # What people write by hand knows nothing of hints or of layouts that are given.
+        if mode != "auto" or placed.fixes or pinned:
+            return []
+        baselines = baseline_assignments(
+            placed, rules, mesh, prices, outputs, built=found.built
+        ).found
+        ranked = sorted(baselines.items(), key=lambda item: item[1].solution.cost)
+        return [(name, each.assignment) for name, each in ranked]
+
+    within = solve_within(
+        fixed, usages, limit, lowered, experts, found.weighed, known, overcounts=overcounts
+    )
     settled = settle(built.problem, built.parts, within.solution, weight)
     return replace(
         found,
@@ -147,6 +155,7 @@ def store_in_shards(
     return zero.store_in_shards(graph, made, searched, again)
 
 
+@no_collection()
 def lower(
     graph: Graph, assignment: Assignment, device: Device, policies: Policies = NO_POLICIES
 ) -> Graph:
@@ -155,7 +164,7 @@ def lower(
     policies:
         what is kept for the backward pass (see `apply_policies`)
     """
-    return in_buckets(partitioned(graph, assignment, device), device, policies)
+    return in_buckets(_partitioned(graph, assignment, device), device, policies)
 
 
 def in_buckets(made: Graph, device: Device, policies: Policies = NO_POLICIES) -> Graph:
@@ -167,7 +176,11 @@ def in_buckets(made: Graph, device: Device, policies: Policies = NO_POLICIES) ->
 
 def partitioned(graph: Graph, assignment: Assignment, device: Device) -> Graph:
     """The graph with layouts and reshards, each for itself (see `partition`)."""
-    prices = DevicePrices(assignment.mesh, device)
-    made = partition(graph, rules_of(graph), assignment, prices.steps)
+    made = _partitioned(graph, assignment, device)
     verify_graph(made, stage="partitioned")
     return made
+
+
+def _partitioned(graph: Graph, assignment: Assignment, device: Device) -> Graph:
+    prices = DevicePrices(assignment.mesh, device)
+    return partition(graph, rules_of(graph), assignment, prices.steps)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Iterable, Sequence
-from functools import cache, lru_cache, partial
+from collections.abc import Hashable, Iterable, Sequence
+from functools import cache, cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -71,6 +71,15 @@ class _StepGraph:
             lines = [step_line(step, mesh, device, cuts.shape) for step in self.steps]
             self.lines = np.array(lines, dtype=np.float64).reshape(len(lines), 2, 2)
         self.has_replicate = np.array([bool(layout.replicate) for layout in self.layouts])
+
+    @cached_property
+    def alike(self) -> tuple[tuple[Step, np.ndarray], ...]:
+        """A step of each kind, and the numbers of all of that kind and dimensions."""
+        numbers: dict[Hashable, list[int]] = {}
+        for number, step in enumerate(self.steps):
+            kind = step.kind, step.dim, step.dst_dim, step.state
+            numbers.setdefault(kind, []).append(number)
+        return tuple((self.steps[found[0]], np.array(found)) for found in numbers.values())
 
     def priced(self, edges: Iterable[int], held: np.ndarray, *, padded: bool = False) -> np.ndarray:
         """[edge, forward or backward, latency or per byte], from the share of each layout."""
@@ -194,6 +203,16 @@ class PathTable:
     def steps(self) -> Sequence[Step]:
         """Every step between layouts of this rank, whatever its size."""
         return self._graph.steps
+
+    @property
+    def alike(self) -> tuple[tuple[Step, np.ndarray], ...]:
+        """A step of each kind, and the numbers of all of that kind and dimensions."""
+        return self._graph.alike
+
+    @property
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """The layouts, by number, before and after each step [step]."""
+        return self._graph.source, self._graph.target
 
     @property
     def layouts(self) -> Sequence[Layout]:

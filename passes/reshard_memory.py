@@ -62,11 +62,8 @@ def reshard_memory(
     both = (*sources, *destinations)
     table = path_table(shape, mesh, device, grad=grad, between=both, fetched=fetched)
     rows, columns = table.ids(sources), table.ids(destinations)
-    steps = _step_memory(table, tuple(shape), mesh, fetched)
-    starts, of_row = np.unique(rows, return_inverse=True)
-    found = _along_paths(table, starts, steps)
-    chosen = of_row.reshape(-1)[:, None], columns[None, :]
-    return ReshardMemory(*(part[chosen] for part in found))
+    steps = _step_memory(table, tuple(shape), mesh, fetched, device.backend == "gloo")
+    return ReshardMemory(*_along_paths(table, rows, columns, steps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,23 +83,33 @@ class _StepMemory:
 
 @lru_cache(maxsize=1024)
 def _step_memory(
-    table: PathTable, shape: tuple[int, ...], mesh: Mesh, fetched: bool
+    table: PathTable, shape: tuple[int, ...], mesh: Mesh, fetched: bool, exchanged: bool
 ) -> _StepMemory:
-    held = {layout: 1 / layout.pieces(shape, mesh) for layout in table.layouts}
+    held = np.array([1 / layout.pieces(shape, mesh) for layout in table.layouts])
     outermost = next((d for d, size in enumerate(shape) if size != 1), 0)
     # Buckets are flat: what goes into one is copied along any dimension.
     outermost = -1 if fetched else outermost
-    rows = [_of_step(step, held[step.before], held[step.after], outermost) for step in table.steps]
-    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 4).T
-    return _StepMemory(np.array(list(held.values())), *columns)
+    columns = np.zeros((4, len(table.steps)))
+    before, after = table.ends
+    for step, same in table.alike:
+        found = _of_steps(step, held[before[same]], held[after[same]], outermost, exchanged)
+        for column, nbytes in zip(columns, found, strict=True):
+            column[same] = nbytes
+    return _StepMemory(held, *columns)
 
 
-def _of_step(
-    step: Step, before: float, after: float, outermost: int
-) -> tuple[float, float, float, float]:
-    """What one step makes and uses, forward and backward (see `runtime/collectives.py`)."""
+def _of_steps(
+    step: Step, before: np.ndarray, after: np.ndarray, outermost: int, exchanged: bool
+) -> tuple[np.ndarray | float, ...]:
+    """What steps of one kind make and use, forward and backward (see `runtime/collectives.py`).
 
-    def stacked(dim: int | None, share: float) -> float:
+    before, after:
+        what a rank holds before and after each of them
+    exchanged:
+        whether a reduce-scatter receives as much as it sends (`device.BACKENDS`)
+    """
+
+    def stacked(dim: int | None, share: np.ndarray) -> np.ndarray | float:
         return share if dim is not None and dim > outermost else 0.0
 
     replicated = step.state == REPLICATE
@@ -110,10 +117,11 @@ def _of_step(
         case "all_reduce":
             return after, 0.0, before if replicated else 0.0, 0.0
         case "all_gather":
-            back = stacked(step.dim, after) if replicated else 0.0
+            back = stacked(step.dim, after) + exchanged * after if replicated else 0.0
             return after, stacked(step.dim, after), before, back
         case "reduce_scatter":
-            return after, stacked(step.dim, before), before, stacked(step.dim, before)
+            buffers = stacked(step.dim, before)
+            return after, buffers + exchanged * before, before, buffers
         case "all_to_all":
             buffers = stacked(step.dim, before) + stacked(step.dst_dim, before)
             return after, buffers, before, buffers
@@ -128,45 +136,34 @@ def _of_step(
     return after, 0.0, before, 0.0  # pad: zeros, and a slice of them
 
 
-def _along_paths(table: PathTable, starts: np.ndarray, steps: _StepMemory) -> list[np.ndarray]:
-    """The parts of `ReshardMemory`, [start, layout], over the paths of a table."""
-    last, before = table.last_steps(starts)
-    shape = last.shape
-    source = np.broadcast_to(steps.held[starts, None], shape)
-    if not len(table.steps):
-        return [np.zeros(shape)] * 6
-    moved = last >= 0
-    step, start = np.where(moved, last, 0), np.where(moved, before, 0)
-
-    def along(parts: np.ndarray) -> np.ndarray:
-        return np.where(moved, parts[step], 0.0)
-
-    made, used = along(steps.made), along(steps.used)
-    back_made, back_used = along(steps.back_made), along(steps.back_used)
-    new, back_new = made > 0, back_made > 0
-    held = np.broadcast_to(steps.held, shape)
-    copy, moment, back, back_moment = np.zeros((4, *shape))
+def _along_paths(
+    table: PathTable, rows: np.ndarray, columns: np.ndarray, steps: _StepMemory
+) -> list[np.ndarray]:
+    """The parts of `ReshardMemory`, [row, column], over the paths of a table."""
+    last, before = table.last_steps(rows)
+    row = np.arange(len(rows))[:, None]
+    at = np.broadcast_to(columns, (len(rows), len(columns)))
+    path = []  # from the end: the step that leads to each layout, -1 where none is left, and it
+    while len(table.steps) and ((step := last[row, at]) >= 0).any():
+        path.append((step, at))
+        at = np.where(step >= 0, before[row, at], at)
+    source = np.broadcast_to(steps.held[at], at.shape)
+    copy, moment, back, back_moment = np.zeros((4, *at.shape))
     # All that is held on the way, what one starts from included as long as it is there.
-    total, back_total = source, held
-    # A layout's numbers follow from those of the layout before it: as often as a path is long.
-    while True:
-        known = copy, back, moment, back_moment, total, back_total
-        was, undone, most, back_most, all_, back_all = (
-            np.take_along_axis(part, start, axis=1) for part in known
+    total, back_total, held = source, source, source
+    for step, after in reversed(path):
+        taken = step >= 0
+        held = np.where(taken, steps.held[after], held)
+        made, used = steps.made[step], steps.used[step]
+        back_made, back_used = steps.back_made[step], steps.back_used[step]
+        new, back_new = taken & (made > 0), taken & (back_made > 0)
+        current = np.where(copy > 0, copy, source)
+        moment = np.where(new, np.maximum(moment, copy + made + used), moment)
+        total = np.where(new, np.maximum(total, current + made + used), total)
+        copy = np.where(new, made, copy)
+        back_moment = np.where(taken, back_made + np.maximum(back_moment, back_used), back_moment)
+        back_total = np.where(
+            back_new, np.maximum(back_total, held + back_made + back_used), back_total
         )
-        current = np.where(was > 0, was, source)
-        reached = (
-            np.where(new, made, was),
-            np.where(back_new, source, undone),
-            np.where(new, np.maximum(most, was + made + used), most),
-            back_made + np.maximum(back_most, back_used),
-            np.where(new, np.maximum(all_, current + made + used), all_),
-            np.where(back_new, np.maximum(back_all, held + back_made + back_used), back_all),
-        )
-        copy, back, moment, back_moment, total, back_total = (
-            np.where(moved, now, part) for now, part in zip(reached, known, strict=True)
-        )
-        now = copy, back, moment, back_moment, total, back_total
-        if all(np.array_equal(a, b) for a, b in zip(now, known, strict=True)):
-            break
+        back = np.where(back_new, source, back)
     return [copy, back, moment, back_moment, total - source, np.maximum(back_total - held, 0.0)]

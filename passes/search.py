@@ -32,7 +32,8 @@ OUTPUTS: tuple[str, ...] = ("auto", "full", "sharded")
 class Searched:
     """An assignment with the problem it solves.
 
-    `solution.cost` is the predicted time of one step in seconds, `hiding` what of it overlaps.
+    `solution.cost` is the predicted time of one step in seconds, `hiding` what of it overlaps,
+    `weighed` the solution of the problem priced at the weight of `hiding` (see `overlap`).
 
     blocks:
         the repeated blocks whose copies share their decisions
@@ -44,6 +45,7 @@ class Searched:
     solution: Solution
     built: Built
     hiding: Hiding
+    weighed: Solution
     blocks: Blocks = NO_BLOCKS
     notes: tuple[str, ...] = ()
 
@@ -115,10 +117,10 @@ def search(
         output_layouts=output_choices(graph, mesh, outputs),
         share=share,
     )
-    solution, hiding = solve_overlapping(built.problem, built.parts, method=method)
-    assignment = built.assignment(mesh, solution.choice)
+    found = solve_overlapping(built.problem, built.parts, method=method)
+    assignment = built.assignment(mesh, found.solution.choice)
     reasoned = replace(assignment, reasons=_with_search(graph, mesh, reasons))
-    return Searched(reasoned, solution, built, hiding, blocks)
+    return Searched(reasoned, found.solution, built, found.hiding, found.weighed, blocks)
 
 
 def _with_search(

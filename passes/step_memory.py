@@ -93,15 +93,31 @@ class StepMemory:
 
 def step_memory(usages: ProblemUsages) -> StepMemory:
     """Add up what everything holds."""
-    steps = usages.optimizer_step()
-    clock = Clock(usages.lives, usages.passed_over, len(steps))
+    clock = _clock(usages)
+    return StepMemory(_held(usages, clock), _links(usages, clock), clock.end)
+
+
+def without_reshards(usages: ProblemUsages) -> StepMemory:
+    """The same without what reshards hold: less than there is, and known sooner."""
+    clock = _clock(usages)
+    return StepMemory(_held(usages, clock), (), clock.end)
+
+
+def _clock(usages: ProblemUsages) -> Clock:
+    return Clock(usages.lives, usages.passed_over, len(usages.optimizer_step()))
+
+
+def _held(
+    usages: ProblemUsages, clock: Clock
+) -> tuple[tuple[tuple[Interval, np.ndarray], ...], ...]:
+    """What the choices of every node hold (`StepMemory.held`)."""
     holds = [_Holds() for _ in usages.built.problem.nodes]
     for usage in usages.usages():
         interval = clock.interval(usage.interval)
         holds[usage.node].add(usage.kind, usage.usages, interval, usage.times)
-    for number, (index, workspace) in enumerate(steps.items()):
+    for number, (index, workspace) in enumerate(usages.optimizer_step().items()):
         holds[index].add("step", workspace, clock.moment(number), 1)
-    return StepMemory(tuple(hold.held() for hold in holds), _links(usages, clock), clock.end)
+    return tuple(hold.held() for hold in holds)
 
 
 class _Holds:

@@ -201,7 +201,7 @@ MEASURES = {kind: [[2, 1e-5, 1e9]] for kind in COLLECTIVES}
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"autopar_device": 1}, "version 1, this autopar reads version 2"),
+        ({"autopar_device": 1}, "version 1, this autopar reads version 3"),
         ({"autopar_device": "new"}, "version 'new'"),
         ({"links": {"intra": MEASURES}}, "unknown link 'inter': the links are \\['intra'\\]"),
         ({"links": {"intra": MEASURES, "inter": {}}}, "link 'inter': no measures of all_gather"),
@@ -226,6 +226,7 @@ MEASURES = {kind: [[2, 1e-5, 1e9]] for kind in COLLECTIVES}
         ({"launch": -1}, "launch must be 0 s or more"),
         ({"unhidden": 1.5}, "unhidden must be from 0 to 1"),
         ({"overlap": -0.1}, "overlap must be from 0 to 1"),
+        ({"backend": "mpi"}, "backend must be one of .* got 'mpi'"),
         ({"devices_per_host": 0}, "devices_per_host must be at least 1"),
         ({"devices_per_host": 2.5}, "'devices_per_host' has the wrong type"),
         ({"memory_curve": [[64, 1e9], [32, 1e9]]}, "memory_curve must be at growing sizes"),

@@ -144,9 +144,10 @@ def test_one_rank_of_a_plan_uses_what_is_predicted(
 ) -> None:
     traced, request, model, call = traced_model(name, MESH, mode, hints)
     graph = lower_plan(traced, make_plan(traced, request), request)
-    predicted = memory_timeline(graph, dry_operators(MESH))
+    backend = request.device.backend
+    predicted = memory_timeline(graph, dry_operators(MESH, backend))
     assert not predicted.assumed
-    real = peak_of_step(traced, model, call, graph, "adam", MESH, dry_context(MESH))
+    real = peak_of_step(traced, model, call, graph, "adam", MESH, dry_context(MESH, backend))
     assert predicted.peak == pytest.approx(real, rel=TOLERANCE)
 
 

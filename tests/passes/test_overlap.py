@@ -63,7 +63,8 @@ def _seconds(problem: Problem, parts: Parts, choice: tuple[int, ...]) -> float:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_best_assignment_is_found_or_the_gap_is_told(seed: int, covers: float) -> None:
     problem, parts = _random_problem(seed, covers)
-    solution, hiding = solve_overlapping(problem, parts)
+    found = solve_overlapping(problem, parts)
+    solution, hiding = found.solution, found.hiding
     everything = itertools.product(*(range(len(node.costs)) for node in problem.nodes))
     best = min(_seconds(problem, parts, choice) for choice in everything)
     assert solution.cost == pytest.approx(_seconds(problem, parts, solution.choice))
@@ -104,9 +105,9 @@ def test_without_parts_the_problem_is_solved_as_it_is() -> None:
     problem, parts = _random_problem(3, 1.0)
     alone = solve(problem)
     for nothing in (Parts(), Parts({}, parts.edges), Parts(covering=parts.covering)):
-        solution, hiding = solve_overlapping(problem, nothing)
-        assert solution.choice == alone.choice and solution.cost == alone.cost
-        assert hiding.hidden == 0.0
+        found = solve_overlapping(problem, nothing)
+        assert found.solution.choice == alone.choice and found.solution.cost == alone.cost
+        assert found.hiding.hidden == 0.0
         assert priced(problem, nothing, 0.0) is problem
 
 

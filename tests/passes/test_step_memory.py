@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,16 +69,17 @@ class Case:
             output_layouts=output_choices(graph, MESH, "auto"),
             share=self.blocks.representatives(),
         )
+        self.probe = partial(dry_operators, backend=self.request.device.backend)
         usages = ProblemUsages(
             self.built, graph, rules, MESH, self.request.device,
-            blocks=self.blocks, probe=dry_operators,
+            blocks=self.blocks, probe=self.probe,
         )  # fmt: skip
         self.memory: StepMemory = step_memory(usages)
 
     def exact(self, choice: Any) -> int:
         assignment = self.built.assignment(MESH, choice)
         graph = pipeline.partitioned(self.traced.graph, assignment, self.request.device)
-        return memory_timeline(graph, dry_operators(MESH)).peak
+        return memory_timeline(graph, self.probe(MESH)).peak
 
     def random(self, count: int) -> Iterator[list[int]]:
         draw = random.Random(0)
