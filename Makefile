@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 # Files are byte-compiled when they are first used, not all of them at installation.
 PIP    := $(BIN)/python -m pip install -q --no-compile -c constraints.txt
 
-.PHONY: setup demo test zoo quick lint format clean
+.PHONY: setup demo test thorough zoo quick lint format clean
 
 setup: $(STAMP)
 
@@ -28,7 +28,11 @@ demo: $(RUNS)
 test: lint
 	$(BIN)/pytest -n 2
 
-# Hours: every model of the zoo, on 2x2 and 3 ranks, five random plans of each graph.
+# Hours: all that `make test` checks a drawn part of.
+thorough: setup
+	$(BIN)/pytest -n 2 --thorough
+
+# An hour or two: every model of the zoo, on 2x2 and 3 ranks, five random plans of each graph.
 zoo: setup
 	$(BIN)/pytest -n 2 --thorough tests/models/test_zoo.py
 

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.runtime.flat import Landings
+from autopar.runtime.local_parameter import way_to_leaf
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,7 @@ def receivers(node: Any, inputs: Sequence[Tensor]) -> list[Receiver | None] | No
         if edge is None:
             found.append(None)
             continue
-        way = [edge]
-        if type(edge).__name__ == "_ToTorchTensorBackward":  # DTensor.to_local
-            way.append(edge.next_functions[0][0])
-        leaf = getattr(way[-1], "variable", None)
+        way, leaf = way_to_leaf(edge)
         if leaf is None or leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
             return None
         try:
@@ -188,7 +186,8 @@ class _HandOut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grads: list[Tensor], *inputs: Tensor) -> Tensor:
         ctx.grads = grads
-        return inputs[0].new_zeros(())
+        # Real, whatever the parameters are: a backward pass starts from real numbers.
+        return inputs[0].new_zeros((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:

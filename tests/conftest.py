@@ -18,8 +18,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough",
         action="store_true",
-        help="the model zoo: all of it, on 3 ranks too, five random plans of each graph",
+        help="more of what is drawn: the whole model zoo, on 3 ranks too; more random plans of "
+        "every model; more of PyTorch's samples",
     )
+
+
+@pytest.fixture
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether to check all that is drawn, which takes hours, or a part of it."""
+    return bool(request.config.getoption("--thorough"))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from ranks import run_ranks
 WORKER = Path(__file__).with_name("calibration_worker.py")
 
 
+@pytest.mark.slow
 def test_two_processes_measure_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALIBRATION_FILE", str(tmp_path / "device.json"))
     run_ranks(WORKER, 2, "calibration", limit_s=240)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ranks import TESTS
 
 SCRIPT = Path(__file__).with_name("launch_script.py")
@@ -46,6 +48,7 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_one_script_for_every_launcher() -> None:
     alone = run(str(SCRIPT))
     assert list(alone) == [(0, 1)]

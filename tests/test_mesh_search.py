@@ -170,5 +170,6 @@ def test_choosing_a_mesh_takes_an_example_call() -> None:
         autopar.autoparallelize(model, topology=Topology(1, 1))
 
 
+@pytest.mark.slow
 def test_ranks_agree_on_the_mesh_and_train_on_it() -> None:
     run_ranks(Path(__file__).with_name("topology_worker.py"), 4, "train", "refuse", limit_s=240)

@@ -23,6 +23,7 @@ WORKER = Path(__file__).with_name("recompile_worker.py")
 torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 def test_on_real_processes() -> None:
     run_ranks(WORKER, 2, "last_batch", "labels_and_modes", "late_argument", "seeds", limit_s=200)
 

@@ -11,6 +11,7 @@ from ranks import run_ranks
 WORKER = Path(__file__).with_name("communication_worker.py")
 
 
+@pytest.mark.slow
 def test_two_ranks_send_what_is_planned_and_accumulate() -> None:
     run_ranks(WORKER, 2, "known_figures", "uneven_parameters", "accumulation", limit_s=480.0)
 
@@ -18,7 +19,12 @@ def test_two_ranks_send_what_is_planned_and_accumulate() -> None:
 @pytest.mark.slow
 def test_two_ranks_in_every_way_to_differentiate() -> None:
     """`autograd.grad`, kept graphs, hooks, frozen parameters, terms that are read early."""
-    checks = ("terms_are_right_to_read", "ways_to_differentiate", "frozen_parameters")
+    checks = (
+        "terms_are_right_to_read",
+        "ways_to_differentiate",
+        "frozen_parameters",
+        "complex_parameters",
+    )
     run_ranks(WORKER, 2, *checks, limit_s=480.0)
 
 
@@ -30,5 +36,5 @@ def test_two_ranks_under_every_scheme() -> None:
 @pytest.mark.slow
 def test_four_ranks_under_every_scheme() -> None:
     """Grids of two axes, hybrid sharding among them."""
-    checks = ("schemes", "known_figures", "uneven_parameters", "accumulation")
+    checks = ("schemes", "uneven_parameters", "accumulation")
     run_ranks(WORKER, 4, *checks, limit_s=900.0)

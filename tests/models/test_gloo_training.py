@@ -15,6 +15,7 @@ from zoo import build
 WORKER = Path(__file__).with_name("training_worker.py")
 
 
+@pytest.mark.slow
 def test_five_models_train_as_on_one_device() -> None:
     """GPT-2, Llama, BERT with dropout, ViT and ResNet under the searched plan."""
     output = run_ranks(WORKER, 4, "models")

@@ -21,9 +21,10 @@ MESHES = (Mesh((("dp", 2), ("tp", 2))), Mesh((("x", 4),)))
 #: own code; everything else is float64 throughout.
 TOLERANCES = {"gpt2": 1e-6, "llama": 1e-6, "bert": 1e-9, "vit": 1e-9, "resnet": 1e-9}
 CASES = [(name, mesh) for name in TOLERANCES for mesh in MESHES]
-#: Plans per model and mesh: in the quick run, and in the whole one.
+#: Plans per model and mesh: in the quick run, in the whole one, and in a thorough one.
 QUICK = 2
-FULL = 22
+FULL = 6
+THOROUGH = 22
 
 
 def _request(mesh: Mesh) -> Request:
@@ -60,5 +61,5 @@ def test_a_few_random_plans(name: str, mesh: Mesh) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh"), CASES, ids=lambda v: str(v))
-def test_many_random_plans(name: str, mesh: Mesh) -> None:
-    check_plans(name, mesh, range(QUICK, QUICK + FULL))
+def test_many_random_plans(name: str, mesh: Mesh, thorough: bool) -> None:
+    check_plans(name, mesh, range(QUICK, QUICK + (THOROUGH if thorough else FULL)))

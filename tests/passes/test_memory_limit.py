@@ -133,6 +133,7 @@ def test_the_smallest_peak_an_error_names_can_be_had() -> None:
     assert low < high < free
 
 
+@pytest.mark.slow
 def test_a_limit_does_not_make_planning_long() -> None:
     model, call = build("gpt2")
     free = plan(model, call).memory().peak
