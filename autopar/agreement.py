@@ -67,16 +67,22 @@ def require_equal_calls(
         not be read
     """
     told = None if error is None else f"{type(error).__name__}: {error}"
-    everywhere = gather(context, (told, entries))
+    everywhere = gather(context, (told, entries, context.accumulating))
     if error is not None:
         raise error
-    for rank, (failure, theirs) in enumerate(everywhere):
+    for rank, (failure, theirs, accumulating) in enumerate(everywhere):
         if failure is not None:
             raise DesyncError(f"checking the call: rank {rank} failed with {failure}")
         for path, first, now in entry_changes(everywhere[0][1], theirs):
             raise DesyncError(
                 f"{path}: rank 0 was called with {first}, rank {rank} with {now}; all ranks make "
                 "the same calls"
+            )
+        if accumulating != everywhere[0][2]:
+            inside, outside = (0, rank) if everywhere[0][2] else (rank, 0)
+            raise DesyncError(
+                f"no_sync: rank {inside} called the module inside of it, rank {outside} outside; "
+                "all ranks enter it for the same backward passes"
             )
 
 

@@ -57,6 +57,7 @@ def autoparallelize(
     optimizer: str = "adam",
     memory_policy: Given = None,
     zero: int = 0,
+    offload_optimizer: bool = False,
     mixed_precision: str | None = None,
     reduce_dtype: torch.dtype | str | None = None,
     share_blocks: bool = True,
@@ -107,12 +108,16 @@ def autoparallelize(
         what is kept for the backward pass: "keep", "recompute" (block by block),
         "recompute:sqrt", "recompute:<number of blocks>", "offload", "compress" or "compress8", or
         a dict of such by module path pattern, of which the last that matches counts. With
-        "+regather" gathered parameters are gathered again. Default: keep, but for what the model
-        checkpoints itself. A given `plan` brings its own.
+        "+regather" gathered parameters are gathered again. "auto": what fits `memory` at the least
+        predicted time, plan and policy together. Default: keep, but for what the model checkpoints
+        itself. A given `plan` brings its own.
     zero:
         1, 2 or 3: store parameters, their gradients and optimizer state in shards over the data
         axes of the plan; 3: gather parameters again in the backward pass instead of keeping the
         gathered copies. A given `plan` is taken as it is.
+    offload_optimizer:
+        keep the optimizer's state in the host's memory between steps; each step brings it to the
+        device, a part at a time. A given `plan` brings its own.
     mixed_precision:
         "bf16" or "fp16": the model computes as under `torch.autocast` of that dtype, whatever the
         device: products in the low dtype, what needs it in float32. Parameters, their gradients
@@ -176,6 +181,7 @@ def autoparallelize(
             zero,
             mixed,
             share_blocks,
+            offload_optimizer,
         )
 
     if topology is not None and given is None:
@@ -220,6 +226,7 @@ def plan(
     optimizer: str = "adam",
     memory_policy: Given = None,
     zero: int = 0,
+    offload_optimizer: bool = False,
     mixed_precision: str | None = None,
     reduce_dtype: torch.dtype | str | None = None,
     share_blocks: bool = True,
@@ -251,6 +258,7 @@ def plan(
             zero,
             mixed,
             share_blocks,
+            offload_optimizer,
         )
 
     if shape is None:

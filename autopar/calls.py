@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,6 +53,14 @@ class CallKey:
     surroundings: Surroundings
     state: tuple[tuple[bool, torch.dtype], ...]
     entries: tuple[Entry, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Worked out once: it goes through all of a model's parameters."""
+        return hash((self.modes, self.surroundings, self.state, self.entries))
 
 
 @dataclass(frozen=True)

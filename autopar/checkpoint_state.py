@@ -117,7 +117,7 @@ def optimizer_room(
 ) -> OptimizerState:
     """Tensors for what a checkpoint holds of an optimizer, laid out as this model is.
 
-    Raises CheckpointError where the groups of parameters differ.
+    Raises CheckpointError where the groups of parameters, or the kinds of optimizers, differ.
     """
     names = parameter_names(model, optimizer)
     saved = [group["params"] for group in record["groups"]]
@@ -126,6 +126,7 @@ def optimizer_room(
             f"optimizer: its groups hold {[len(group) for group in names]} parameters, those of "
             f"the checkpoint {[len(group) for group in saved]}, or other ones; make it as it was"
         )
+    _require_options(optimizer, record["groups"])
     parameters = dict(model.named_parameters())
     state: dict[Tensor, dict[str, Any]] = {
         parameters[name]: dict(values) for name, values in record["values"].items()
@@ -151,6 +152,28 @@ def optimizer_room(
         for group in record["groups"]
     ]
     return OptimizerState(optimizer, pieces, state, options)
+
+
+#: Options that schedulers leave in groups, which an optimizer may or may not have yet.
+_OF_SCHEDULERS = frozenset(
+    {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
+)
+
+
+def _require_options(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Raise CheckpointError for the groups of another kind of optimizer.
+
+    Both sides have options that the other lacks then; options that were added to a kind later are
+    on one side only.
+    """
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        ours = set(group) - set(saved) - _OF_SCHEDULERS
+        theirs = set(saved) - set(group) - _OF_SCHEDULERS
+        if ours and theirs:
+            raise CheckpointError(
+                f"optimizer: the checkpoint is of another kind than {type(optimizer).__name__}: "
+                f"its groups have {sorted(theirs)} and lack {sorted(ours)}"
+            )
 
 
 def _entry_devices(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import warnings
@@ -46,10 +47,14 @@ from autopar.face import Face
 from autopar.ir.errors import CheckpointError
 from autopar.ir.mesh import Mesh
 from autopar.ir.trace_export import model_device
+from autopar.muster import meet
+from autopar.optimizer_offload import put_away
 from autopar.runtime.groups import RankContext
 
 #: The version of what `record` holds; a checkpoint of another version is refused.
 VERSION = 1
+
+log = logging.getLogger("autopar")
 
 #: How long ranks wait for one another while a checkpoint is written in the background.
 BACKGROUND_TIMEOUT = timedelta(hours=1)
@@ -68,6 +73,8 @@ class Saving:
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._error: BaseException | None = None
+        #: Whether somebody was told that it failed.
+        self.told = False
         self._thread = threading.Thread(target=self._run, args=(write,), name="autopar-save")
         self._thread.start()
 
@@ -75,6 +82,8 @@ class Saving:
         try:
             write()
         except BaseException as error:
+            # Said at once, since nobody may wait for this checkpoint.
+            log.error("a checkpoint was not saved: %s", error)
             self._error = error
 
     @property
@@ -86,6 +95,7 @@ class Saving:
         """Wait until the checkpoint is whole; raises what the writing raised."""
         self._thread.join()
         if self._error is not None:
+            self.told = True
             raise self._error
 
 
@@ -115,10 +125,12 @@ def save_checkpoint(
         says when the checkpoint is whole. Training may go on meanwhile; the next save waits.
 
     The random states of every rank are saved as well. Raises CheckpointError on every rank where
-    something cannot be saved; then a checkpoint of this name is as it was.
+    something cannot be saved; then a checkpoint of this name is as it was. Raises DesyncError
+    where some ranks do not call it.
     """
     folder = Path(folder)
     context = _context_of(model)
+    meet(context, "save_checkpoint")
     _wait_for_saving(model)
     error: Exception | None = None
     pieces: dict[str, Piece] = {}
@@ -200,10 +212,12 @@ def load_checkpoint(
         of the saved ranks are handed out in turn.
 
     Raises CheckpointError, on every rank and before anything is overwritten, where the checkpoint
-    is missing, has lost a file, is cut short, or is of another model.
+    is missing, has lost a file, is cut short, or is of another model or kind of optimizer;
+    DesyncError where some ranks do not call it.
     """
     folder = Path(folder)
     context = _context_of(model)
+    meet(context, "load_checkpoint")
     _wait_for_saving(model)
     error: Exception | None = None
     try:
@@ -221,6 +235,7 @@ def load_checkpoint(
     _read(place, wanted, context)
     if room is not None:
         room.install()
+        put_away(room.optimizer)
     if isinstance(model, Face):
         model.mark_filled(*shapes)
     if random_states:
@@ -282,9 +297,12 @@ def full_state_dict(model: nn.Module, *, everywhere: bool = False) -> dict[str, 
     """The model's `state_dict` in whole tensors on the CPU, as one device would save it.
 
     All ranks call it together: tensors are put together one after the other. Rank 0 gets the
-    result, the others an empty dict; with `everywhere`, all get it.
+    result, the others an empty dict; with `everywhere`, all get it. Raises DesyncError where some
+    ranks do not call it.
     """
-    keep = everywhere or _context_of(model).rank == 0
+    context = _context_of(model)
+    meet(context, "full_state_dict")
+    keep = everywhere or context.rank == 0
     found = {}
     for name, value in model.state_dict().items():
         whole = value.full_tensor() if isinstance(value, DTensor) else value
@@ -303,7 +321,7 @@ _groups: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 def _wait_for_saving(model: nn.Module) -> None:
     saving = _savings.pop(model, None)
-    if saving is not None:
+    if saving is not None and not saving.told:
         saving.wait()
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import fx
@@ -14,7 +15,7 @@ from autopar import agreement
 from autopar.compiler import Request, Traced, lower_plan, make_plan
 from autopar.ir.errors import MemoryLimitError, PlanError
 from autopar.ir.fused import FUSED
-from autopar.ir.graph import Graph
+from autopar.ir.graph import Graph, Node
 from autopar.ir.layout import Layout
 from autopar.ir.steps import STEPS
 from autopar.plan_reports import with_reports
@@ -41,6 +42,11 @@ class Compiled:
     run: fx.GraphModule
     random: bool
     why: str = ""
+
+    @cached_property
+    def sources(self) -> tuple[Node, ...]:
+        """The graph's source nodes, in the order in which `run` takes their tensors."""
+        return tuple(node for node in self.graph.nodes if node.is_source)
 
 
 def agree_on_plan(

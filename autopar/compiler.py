@@ -6,7 +6,8 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -27,7 +28,7 @@ from autopar.ir.rule import Rule
 from autopar.ir.text import print_graph
 from autopar.ir.trace import Program, trace
 from autopar.ir.trace_export import model_device
-from autopar.kept_rows import KeptRow, make_kept_rows
+from autopar.kept_rows import KeptRow, make_kept_rows, state_row
 from autopar.memory_report import parse_size
 from autopar.mixed import MixedPrecision, region
 from autopar.passes import pipeline
@@ -47,12 +48,15 @@ from autopar.passes.policies import (
     check_given,
     resolve_policies,
 )
+from autopar.passes.policy_search import AUTO
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import MODES, OUTPUTS, Searched
+from autopar.passes.state_costs import state_effect
 from autopar.passes.timeline import optimizer_states
 from autopar.passes.zero import Sharded
 from autopar.plan_check import check_plan, source_label, source_type
 from autopar.plans import Plan
+from autopar.policy_choice import Decide, chosen_policies
 from autopar.report import make_rows
 from autopar.sharding import make_hint, module_hints
 
@@ -81,6 +85,10 @@ class Request:
         the mixed precision that the model is traced under, None for none
     share_blocks:
         whether equal blocks of the model share their decisions
+    optimizer:
+        whose state is counted
+    offload_optimizer:
+        whether that state is in the host's memory between steps
     """
 
     mesh: Mesh
@@ -93,6 +101,8 @@ class Request:
     zero: int = 0
     mixed: MixedPrecision | None = None
     share_blocks: bool = True
+    optimizer: str = "adam"
+    offload_optimizer: bool = False
 
     @staticmethod
     def make(
@@ -107,6 +117,7 @@ class Request:
         zero: int = 0,
         mixed: MixedPrecision | None = None,
         share_blocks: bool = True,
+        offload_optimizer: bool = False,
     ) -> Request:
         """Check and normalise. Raises PlanError or HintError naming the argument."""
         if mode is not None and mode not in MODES:
@@ -115,15 +126,30 @@ class Request:
             raise PlanError(f"outputs: expected one of {OUTPUTS}, got {outputs!r}")
         if zero not in ZERO_LEVELS or isinstance(zero, bool):
             raise PlanError(f"zero: expected one of {ZERO_LEVELS}, got {zero!r}")
-        check_given(memory_policy)
+        if memory_policy != AUTO:
+            check_given(memory_policy)
+        if not isinstance(offload_optimizer, bool):
+            raise PlanError(f"offload_optimizer: expected True or False, got {offload_optimizer!r}")
+        optimizer_states(optimizer)  # refuses one it does not know
         priced_for = device_for(device or "cpu", mesh)
         limit = None
         if memory is not None:
-            optimizer_states(optimizer)  # refuses one it does not know
-            limit = MemoryLimit(parse_size(memory), optimizer, dry_operators)
+            probe = partial(dry_operators, backend=priced_for.backend)
+            limit = MemoryLimit(parse_size(memory), optimizer, probe)
         hinted = _pattern_hints(hints)
         return Request(
-            mesh, mode, hinted, priced_for, outputs, limit, memory_policy, zero, mixed, share_blocks
+            mesh,
+            mode,
+            hinted,
+            priced_for,
+            outputs,
+            limit,
+            memory_policy,
+            zero,
+            mixed,
+            share_blocks,
+            optimizer,
+            offload_optimizer,
         )
 
 
@@ -226,10 +252,10 @@ def _module_names(model: nn.Module) -> dict[str, str]:
 def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | None = None) -> Plan:
     """Search the assignment of a traced model. `pinned` gives parameter layouts by name."""
     mode = request.mode or ("semi_auto" if traced.placed.fixes else "auto")
-    # A pattern that a later kind of call has nothing for was good for the first one.
-    policies = policies_of(traced, request, strict=pinned is None)
 
-    def decide(pinned: Mapping[str, Layout] | None) -> Searched:
+    def decide(
+        pinned: Mapping[str, Layout] | None, limit: MemoryLimit | None, policies: Policies
+    ) -> Searched:
         return pipeline.decide(
             traced.placed,
             request.mesh,
@@ -237,17 +263,36 @@ def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | N
             mode=mode,  # type: ignore[arg-type]
             outputs=request.outputs,  # type: ignore[arg-type]
             pinned=pinned,
-            limit=request.limit,
+            limit=limit,
             share_blocks=request.share_blocks,
             policies=policies,
         )
 
-    searched = decide(pinned)
+    if request.memory_policy == AUTO:
+        if request.limit is not None:
+            return _with_chosen_policies(traced, request, mode, pinned, decide)
+        request = replace(request, memory_policy=None)  # nothing is cheaper than to keep all
+    # A pattern that a later kind of call has nothing for was good for the first one.
+    policies = policies_of(traced, request, strict=pinned is None)
+    searched = decide(pinned, request.limit, policies)
     notes: list[str] = []
     if request.zero and pinned is None:
-        sharded = pipeline.store_in_shards(traced.graph, searched, request.device, decide)
+        sharded = pipeline.store_in_shards(
+            traced.graph, searched, request.device, lambda p: decide(p, request.limit, policies)
+        )
         searched = sharded.searched
         notes = _zero_notes(traced.graph, request.zero, sharded)
+    return _describe_searched(traced, request, mode, searched, policies, notes)
+
+
+def _describe_searched(
+    traced: Traced,
+    request: Request,
+    mode: str,
+    searched: Searched,
+    policies: Policies,
+    notes: Sequence[str],
+) -> Plan:
     solution = searched.solution
     return describe_plan(
         traced,
@@ -262,12 +307,33 @@ def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | N
     )
 
 
+def _with_chosen_policies(
+    traced: Traced,
+    request: Request,
+    mode: str,
+    pinned: Mapping[str, Layout] | None,
+    decide: Decide,
+) -> Plan:
+    """The cheapest plan and policy within the limit."""
+
+    def resolve(given: Given, zero: int) -> Policies:
+        return policies_of(traced, replace(request, memory_policy=given, zero=zero))
+
+    chosen, sharded = chosen_policies(traced, request, pinned, decide, resolve, mode)
+    notes = [] if sharded is None else _zero_notes(traced.graph, chosen.zero, sharded)
+    request = replace(request, memory_policy=chosen.given, zero=chosen.zero)
+    return _describe_searched(
+        traced, request, mode, chosen.searched, chosen.policies, [*notes, chosen.note]
+    )
+
+
 def policies_of(traced: Traced, request: Request, strict: bool = True) -> Policies:
     """What a request keeps for the backward pass of a traced model.
 
     Raises PlanError for a pattern that matches nothing, unless `strict` is off.
     """
-    return resolve_policies(traced.graph, request.memory_policy, request.zero == 3, strict)
+    found = resolve_policies(traced.graph, request.memory_policy, request.zero == 3, strict)
+    return replace(found, offloads_optimizer=request.offload_optimizer)
 
 
 def _zero_notes(graph: Graph, level: int, sharded: Sharded) -> list[str]:
@@ -328,7 +394,7 @@ def describe_plan(
         ),
         mixed=request.mixed,
         policies=policies,
-        kept=_kept_rows(traced, partitioned, assignment, policies, prices),
+        kept=_kept_rows(traced, partitioned, assignment, policies, prices, request.optimizer),
     )
 
 
@@ -338,6 +404,7 @@ def _kept_rows(
     assignment: Assignment,
     policies: Policies,
     prices: DevicePrices,
+    optimizer: str,
 ) -> tuple[KeptRow, ...]:
     """What the policies save and cost in training."""
     if not policies or not traced.program.training:
@@ -346,9 +413,18 @@ def _kept_rows(
         pipeline.in_buckets(partitioned, prices.device, each) for each in (NO_POLICIES, policies)
     )
     effects = policy_effects(
-        traced.graph, plain, lowered, traced.rules, assignment, prices, dry_operators
+        traced.graph,
+        plain,
+        lowered,
+        traced.rules,
+        assignment,
+        prices,
+        partial(dry_operators, backend=prices.device.backend),
     )
-    return make_kept_rows(effects)
+    rows = make_kept_rows(effects)
+    if not policies.offloads_optimizer:
+        return rows
+    return (*rows, state_row(state_effect(lowered, optimizer, prices.device), optimizer))
 
 
 def _hint_notes(placed: Placed, mode: str) -> list[str]:

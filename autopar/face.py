@@ -17,6 +17,7 @@ from autopar.ir.trace import Program
 from autopar.ir.trace_export import model_device
 from autopar.materialise import build_shells, fill_shells, held, no_value
 from autopar.runtime.groups import RankContext
+from autopar.runtime.local_parameter import local_parameter
 from autopar.runtime.pieces import piece
 from autopar.skeleton import Skeleton
 
@@ -71,6 +72,16 @@ class Face(nn.Module):
         return self._home
 
     @property
+    def computes_in(self) -> torch.dtype | None:
+        """The dtype of its mixed precision; None where it has none."""
+        return None
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the state of its optimizer is kept in the host's memory between steps."""
+        return False
+
+    @property
     def built(self) -> bool:
         """Whether the parameters are split, which the first compilation does."""
         return self._skeleton is not None
@@ -115,7 +126,7 @@ class Face(nn.Module):
     def local_parameter(self, name: str) -> Tensor:
         """This rank's piece of a parameter, which gradients flow through."""
         parameter = self._state_tensor(name)
-        return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        return local_parameter(parameter) if isinstance(parameter, DTensor) else parameter
 
     def _state_tensors(self) -> dict[str, Tensor]:
         return {name: self._state_tensor(name) for name in self._places}

@@ -41,8 +41,13 @@ def agree_on_infinities(mesh: DeviceMesh | None) -> None:
 
 def _then_agree(look: Callable[..., Any]) -> Callable[..., Any]:
     def look_and_agree(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = look(op, args, kwargs)
-        grads, found = args[0], args[1]
+        grads, found, scale = args
+        # An optimizer may train plain parameters as well. They come after the others, which
+        # write what they find over what was found before.
+        result = look(op, ([g for g in grads if isinstance(g, DTensor)], found, scale), kwargs)
+        plain = [g for g in grads if not isinstance(g, DTensor)]
+        if plain:
+            op(plain, found, scale)
         # In the order of the gradients, which all ranks share.
         for mesh in dict.fromkeys(g.device_mesh for g in grads if isinstance(g, DTensor)):
             if mesh in _meshes:

@@ -21,6 +21,7 @@ from autopar import agreement
 from autopar.face import Face
 from autopar.ir.errors import NoValuesError, PlanError
 from autopar.materialise import no_value
+from autopar.muster import meet
 
 InitFn = Callable[[nn.Module], Any]
 
@@ -54,6 +55,7 @@ def initialise(parallel: Face, init_fn: InitFn | None = None) -> None:
         raise PlanError(f"init_fn: expected a function of one module, got {init_fn!r}")
     names = {id(t): n for n, t in (*skeleton.named_parameters(), *skeleton.named_buffers())}
     values = _Values(parallel, names)
+    meet(parallel.context, "initialise")
     state = torch.get_rng_state()
     first, *others = agreement.gather(parallel.context, state)
     alike = all(torch.equal(first, other) for other in others)

@@ -14,6 +14,9 @@ from autopar.passes.keep_costs import Effect, Place
 #: The most rows a printed plan shows.
 SHOWN = 12
 
+#: What a row of the optimizer's state has as its place, before the optimizer's name.
+_STATE = "optimizer state"
+
 
 @dataclass(frozen=True)
 class KeptRow:
@@ -79,8 +82,18 @@ def make_kept_rows(effects: Mapping[Place, Effect]) -> tuple[KeptRow, ...]:
     return tuple(rows)
 
 
+def state_row(effect: Effect, optimizer: str) -> KeptRow:
+    """The row of optimizer state that is in the host's memory."""
+    place = f"{_STATE} ({optimizer})"
+    return KeptRow(place, "offload", effect.saves, effect.host, effect.seconds)
+
+
 def format_kept(rows: Sequence[KeptRow]) -> list[str]:
     """The lines of a printed plan; of many rows the largest, and the sum."""
+    states = [row for row in rows if row.place.startswith(_STATE)]
+    if states:
+        others = [row for row in rows if row not in states]
+        return [*format_kept(others), *(f"between steps: {row}" for row in states)]
     if not rows:
         return []
     saves, seconds = sum(r.saves for r in rows), sum(r.seconds for r in rows)

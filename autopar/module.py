@@ -107,6 +107,15 @@ class ParallelModule(Face):
         return self._plan
 
     @property
+    def computes_in(self) -> torch.dtype | None:
+        mixed = self._request.mixed
+        return None if mixed is None else mixed.low
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        return self._plan is not None and self._plan.policies.offloads_optimizer
+
+    @property
     def takes_pieces(self) -> bool:
         """Whether a plain tensor in a call is one rank's piece (``inputs="local"``)."""
         return self._options.inputs == "local"
@@ -145,7 +154,8 @@ class ParallelModule(Face):
             modes = tuple(module.training for _, module in self._parts)
             trained = tuple(tensor.requires_grad for tensor in self.parameters())
             assert self._in_one_piece is not None
-            return self._in_one_piece(self, (modes, trained), args, kwargs)
+            flags = (modes, trained, self._context.accumulating)
+            return self._in_one_piece(self, flags, args, kwargs)
         return self._run(args, kwargs)
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -192,7 +202,7 @@ class ParallelModule(Face):
 
     def _sources(self, compiled: Compiled, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
         """The local tensor of every source node, in the order of the graph."""
-        for node in compiled.graph.nodes:
+        for node in compiled.sources:
             if node.op == "param":
                 yield self.local_parameter(node.target)
             elif node.op == "buffer":
@@ -247,6 +257,9 @@ class ParallelModule(Face):
         error: Exception | None = None
         try:
             call = self._describe(args, kwargs, self._local)
+            latest = next(reversed(self._compiled), None)
+            if call.key == latest:
+                call = replace(call, key=latest)  # which has its hash already
             if self._options.shapes == "error" and call.key not in self._compiled:
                 self._refuse_other(call, args, kwargs)
         except InputError as problem:
@@ -258,9 +271,8 @@ class ParallelModule(Face):
             # The other ranks do not wait to hear of it: they most likely met the same error.
             raise error
         # Whatever the error is, the other ranks wait to hear of it.
-        agreement.require_equal_calls(
-            self._context, None if call is None else call.key.entries, error
-        )
+        entries = None if call is None else call.key.entries
+        agreement.require_equal_calls(self._context, entries, error)
         assert call is not None
         compiled = self._find(call.key) or self._compile(args, kwargs, call)
         self._compare_inputs(compiled, call)
@@ -272,9 +284,24 @@ class ParallelModule(Face):
         call = replace(call, key=replace(call.key, entries=of_fixed_sizes(call.key.entries)))
         compiled = self._find(call.key)
         exact = self._options.exact_rng and compiled is not None and compiled.random
-        require_compilable(self._name, known=compiled is not None, exact=exact)
+        require_compilable(
+            self._name,
+            known=compiled is not None,
+            exact=exact,
+            accumulating=self._context.accumulating and torch.is_grad_enabled(),
+            policies=compiled is not None and torch.is_grad_enabled() and self._keeps(compiled),
+        )
         assert compiled is not None
         return call, compiled
+
+    def _keeps(self, compiled: Compiled) -> bool:
+        """Whether a policy that was asked for says what is kept of a graph.
+
+        What the model checkpoints itself, and copies that ZeRO gathers again, nobody asked for.
+        """
+        asked = self._request.memory_policy is not None or self._given_plan is not None
+        policies = compiled.plan.policies
+        return asked and bool(policies.regions or policies.forms)
 
     def _describe(
         self,
@@ -293,7 +320,7 @@ class ParallelModule(Face):
         return CallKey(
             self._modes(),
             Surroundings.now(self._home, self._request.mixed),
-            state_of(self._state_tensors().values()),
+            state_of(map(self._state_tensor, self._places)),
             entries,
         )
 

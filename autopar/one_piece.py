@@ -58,13 +58,24 @@ def whole_if_differentiable(out: Tensor) -> Tensor:
     return out
 
 
-def require_compilable(name: str, *, known: bool, exact: bool = False) -> None:
-    """Refuse what a compiled graph would get wrong.
+def require_compilable(
+    name: str,
+    *,
+    known: bool,
+    exact: bool = False,
+    accumulating: bool = False,
+    policies: bool = False,
+) -> None:
+    """Refuse what a compiled graph would get wrong, or could not do as it was asked to.
 
     known:
         whether the module has a graph for the call
     exact:
         whether that graph draws from PyTorch's own generator (``exact_rng=True``)
+    accumulating:
+        whether the call is inside of `no_sync`
+    policies:
+        whether the user asked for something else than to keep all for a backward pass
 
     Raises TraceError.
     """
@@ -73,6 +84,18 @@ def require_compilable(name: str, *, known: bool, exact: bool = False) -> None:
             f"torch.compile of {name}: there is no graph for such a call yet, and ranks cannot "
             "agree on one while they compile. Call the module once like this outside of "
             "torch.compile"
+        )
+    if accumulating:
+        raise TraceError(
+            f"torch.compile of {name}: a compiled graph sums gradients over the ranks in every "
+            "backward pass, so no_sync would spare nothing. Leave it away, gradients add up to the "
+            "same; or call the module itself, not the compiled one, inside of it"
+        )
+    if policies:
+        raise TraceError(
+            f"torch.compile of {name}: the compiler decides itself what is kept for the backward "
+            "pass, so its memory policy would not be followed. Leave memory_policy away, or call "
+            "the module itself"
         )
     if exact:
         raise TraceError(

@@ -16,14 +16,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
 from autopar.face import Face
 from autopar.ir.errors import OptimizerError
+from autopar.owners import forget, owner_of, parameters_of, remember
+from autopar.scaler_checks import watch_scalers
 from autopar.whole_steps import watch_steps
 
-#: A parameter of a parallelised model -> its name, and the module that trains its pieces.
-_originals: Any = WeakIdKeyDictionary()
 #: Optimizers whose parameters were looked at -> how many they were, and whether some are such.
 _seen: weakref.WeakKeyDictionary[Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
 _watching = False
@@ -32,9 +31,9 @@ _watching = False
 def watch(model: nn.Module, face: Face) -> None:
     """From here on, an optimizer that steps the model's parameters in vain is an error."""
     global _watching
-    for name, parameter in model.named_parameters():
-        _originals[parameter] = (name, weakref.ref(face))
+    remember(model, face)
     _seen.clear()
+    watch_scalers()
     watch_steps()
     if not _watching:
         register_optimizer_step_post_hook(_check_step)
@@ -42,28 +41,23 @@ def watch(model: nn.Module, face: Face) -> None:
 
 
 def _check_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = parameters_of(optimizer)
     count, suspect = _seen.get(optimizer, (-1, False))
     if count != len(parameters):
-        suspect = any(p in _originals for p in parameters)
+        suspect = any(owner_of(p) is not None for p in parameters)
         _seen[optimizer] = len(parameters), suspect
     if not suspect:
         return
-    originals = [p for p in parameters if p in _originals and _runs(p)]
-    if originals and all(p.grad is None for p in originals):
-        name, _ = _originals[originals[0]]
+    owners = [(p, owner_of(p)) for p in parameters]
+    # Those of a module that was never run have no gradients for another reason.
+    originals = [(p, *owner) for p, owner in owners if owner is not None and owner[1].ran]
+    if originals and all(p.grad is None for p, _, _ in originals):
         raise OptimizerError(
             f"this {type(optimizer).__name__} was made from the model that was parallelised "
-            f"({name!r} is one of its parameters), not from the parallel module, so its steps "
-            "change nothing that is used. Make it from parallel.parameters() after compilation, "
-            "or call autopar.hand_over(optimizer, parallel)"
+            f"({originals[0][1]!r} is one of its parameters), not from the parallel module, so its "
+            "steps change nothing that is used. Make it from parallel.parameters() after "
+            "compilation, or call autopar.hand_over(optimizer, parallel)"
         )
-
-
-def _runs(parameter: Tensor) -> bool:
-    """Whether the module that trains the pieces of this parameter was ever run."""
-    face = _originals[parameter][1]()
-    return face is not None and face.ran
 
 
 def hand_over(optimizer: Optimizer, parallel: Face) -> Optimizer:
@@ -80,9 +74,9 @@ def hand_over(optimizer: Optimizer, parallel: Face) -> Optimizer:
     moved: dict[int, str] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            name, face = _originals.get(parameter, ("", lambda: None))
-            if face() is parallel:
-                moved[id(parameter)] = name
+            owner = owner_of(parameter)
+            if owner is not None and owner[1] is parallel:
+                moved[id(parameter)] = owner[0]
     if not moved:
         raise OptimizerError(
             f"hand_over: none of the parameters of this {type(optimizer).__name__} belongs to the "
@@ -98,6 +92,7 @@ def hand_over(optimizer: Optimizer, parallel: Face) -> Optimizer:
                 state = optimizer.state.pop(parameter)
                 optimizer.state[ours[name]] = _cut(state, name, parameter, parallel)
     _seen.pop(optimizer, None)
+    forget(optimizer)
     return optimizer
 
 

@@ -14,6 +14,7 @@ from autopar.face import Face
 from autopar.initialise import initialise
 from autopar.ir.errors import CheckpointError
 from autopar.materialise import box_of
+from autopar.muster import meet
 from autopar.tensor_files import StoredTensor, stored_tensors
 
 #: How many names a message lists.
@@ -45,6 +46,7 @@ def load_pretrained(
     before anything is overwritten, where files and model do not fit.
     """
     parallel.skeleton()  # refuses a module that is not compiled
+    meet(parallel.context, "load_pretrained")
     error: Exception | None = None
     found: dict[str, StoredTensor] = {}
     try:

@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 )
 
 from autopar.ir.errors import OptimizerError
+from autopar.optimizer_offload import watch_offload
 
 #: Optimizers by the name of their class, wherever it is defined.
 NEEDS_WHOLE = ("Adafactor", "Muon")
@@ -51,6 +52,7 @@ def step_whole(optimizer: Optimizer) -> Optimizer:
 def watch_steps() -> None:
     """From here on such optimizers see whole tensors."""
     global _watching
+    watch_offload(_needs_whole)  # before, so that state is where whole tensors are made
     if not _watching:
         register_optimizer_step_pre_hook(_put_together)
         register_optimizer_step_post_hook(_take_apart)

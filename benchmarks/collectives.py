@@ -36,6 +36,7 @@ def ways(rank: int, world: int, group: str) -> dict[str, Way]:
 
     return {
         "all-reduce": lambda x: wait(_c10d.all_reduce(x, "sum", group)),
+        "  as exchange of copies": lambda x: exchange(x.repeat(world, 1, 1)).sum(0),
         "all-to-all": exchange,
         "reduce-scatter": lambda x: wait(_c10d.reduce_scatter_tensor(x, "sum", world, group)),
         "  as all-reduce": lambda x: wait(_c10d.all_reduce(x, "sum", group))[rank].clone(),

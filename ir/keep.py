@@ -8,6 +8,10 @@ backward reads. ``attrs["regather"]`` are the results of a gather that are not k
     %h : f32[6@dp, 8] grad = aten.linear.default(%x, %w_1) {recompute="h.0"}
     %y : f32[6@dp, 8] grad = aten.relu.default(%h) {recompute="h.0"}
     %z : f32[6@dp, 8] grad = aten.tanh.default(%y) {keep="offload"}
+
+``attrs["state"]`` of a parameter says where its optimizer state is between steps::
+
+    %w : f32[8@dp, 4] grad = param "w" {state="offload"}
 """
 
 from __future__ import annotations
@@ -19,6 +23,12 @@ from autopar.ir.steps import STEPS
 
 #: The keys of `Node.attrs`.
 RECOMPUTE, KEEP, REGATHER = "recompute", "keep", "regather"
+
+#: Where a parameter's optimizer state is: a key of `Node.attrs`, whose one value is `OFFLOAD`.
+STATE = "state"
+#: Of how many bytes of parameters the state that is kept on the host is on the device at a time.
+#: Large enough that copies run at the full rate of their link, and small beside a device.
+STEP_BYTES = 32 * 2**20
 
 #: The values of ``attrs["keep"]``.
 OFFLOAD, COMPRESS, COMPRESS8 = "offload", "compress", "compress8"

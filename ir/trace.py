@@ -10,9 +10,13 @@ The work is shared out as follows::
     trace_errors     turns a failure of export into one sentence with the user's line
     trace_retry      what to do where export stops at Python that depends on data:
     trace_decisions    truth values frozen, and checked when the graph runs
+    trace_known        numbers that a model computes from its own constants
+    trace_numbers      other numbers out of tensors, as symbols
     trace_modules      modules as one operator
     trace_functions  custom autograd functions as one operator
-    trace_replace    functions that are traced as something else
+    trace_replace    functions that are traced as something else:
+    trace_grouped      products over the pieces of a split
+    trace_loops        loops over the experts that were hit
     trace_convert    reads the exported program into IR nodes
     trace_regions    stretches of it whose shapes depend on data
     trace_special    calls that become other calls

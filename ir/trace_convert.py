@@ -31,19 +31,10 @@ from autopar.ir.trace_decisions import MARK, Decision
 from autopar.ir.trace_grad import GradOracle, meta_call
 from autopar.ir.trace_names import Namer, base_name
 from autopar.ir.trace_origin import origin_of
-from autopar.ir.trace_regions import find_regions
+from autopar.ir.trace_regions import CHECKS, find_regions, needed
 from autopar.ir.trace_special import SPECIAL, Mode, Unfit, region_of_data, results_of
 from autopar.ir.trace_spelling import IDENTITY, Target, canonical
 
-#: Checks that hold by construction once shapes and dtypes are fixed.
-_CHECKS = (
-    "aten._assert_tensor_metadata.",
-    "aten._assert_async.",
-    "aten._functional_assert_async.",
-    "aten._assert_scalar.",
-    "aten.sym_constrain_range",
-    "aten._sym_constrain_range",
-)
 #: In-place operators that change how a tensor is seen, not what it holds.
 _RESHAPES_IN_PLACE = {"squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_"}
 #: Those that change how many elements there are.
@@ -73,8 +64,11 @@ class Converter:
         outer = self.mode
         if not self._memory_tracked:
             self._memory_tracked = any(_writes(n) for g in _graphs(module) for n in g.nodes)
-        regions = {node: r for r in find_regions(module.graph) for node in r.nodes}
+        live = needed(module)
+        regions = {node: r for r in find_regions(module.graph, live) for node in r.nodes}
         for node in module.graph.nodes:
+            if node.op == "call_function" and node not in live:
+                continue
             if node in regions:
                 if node is regions[node].nodes[-1]:
                     first = regions[node].nodes[0]
@@ -179,7 +173,7 @@ class Converter:
         if op == MARK:
             self.decisions.append(Decision(self.read(args[0]), args[1], args[2]))
             return None
-        if op.startswith(_CHECKS) or (op == "aten.item.default" and not node.users):
+        if op.startswith(CHECKS) or (op == "aten.item.default" and not node.users):
             return None
         if not isinstance(target, torch._ops.OpOverload):
             raise TraceError(f"{self.where()}: {target} is not a tensor operator")

@@ -114,6 +114,11 @@ class Replaying(TorchFunctionMode):
         torch.ops.autopar_trace.decided(tensor, outcomes[number], _words(place))
         return outcomes[number]
 
+    def skip(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Count a decision that something else has taken."""
+        if _condition(func, args) is not None:
+            self._met[_place()[0]] += 1
+
 
 def _condition(func: Any, args: tuple[Any, ...]) -> Callable[[], Tensor] | None:
     """What makes the tensor that a call asks for its truth; None for every other call."""

@@ -106,8 +106,13 @@ def _guarded_export(
         enter(_outputs_checked(model))
 
         def once() -> torch.export.ExportedProgram:
-            with fallbacks.active(), FunctionsReplaced():
-                return torch.export.export(model, args, kwargs, strict=False)
+            replaced = FunctionsReplaced(loops=fallbacks.loops)
+            handle = model.register_forward_hook(lambda *call: replaced.returned(call[-1]))
+            try:
+                with fallbacks.active(), replaced:
+                    return torch.export.export(model, args, kwargs, strict=False)
+            finally:
+                handle.remove()
 
         program, notes = _settled_export(model, once)
     return program, checkpointed, notes

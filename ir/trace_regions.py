@@ -21,7 +21,20 @@ from torch.utils import _pytree as pytree
 
 from autopar.ir.trace_alias import NotFunctionalError
 from autopar.ir.trace_names import base_name
-from autopar.ir.whole import TensorType, Whole, operator_for
+from autopar.ir.whole import NAMESPACE, TensorType, Whole, operator_for
+
+#: Checks that hold by construction once shapes and dtypes are fixed.
+CHECKS = (
+    "aten._assert_tensor_metadata.",
+    "aten._assert_async.",
+    "aten._functional_assert_async.",
+    "aten._assert_scalar.",
+    "aten.sym_constrain_range",
+    "aten._sym_constrain_range",
+)
+
+#: Where functions on sizes come from.
+_PURE_PYTHON = ("_operator", "math", "torch")
 
 
 @dataclass(frozen=True)
@@ -54,15 +67,53 @@ def depends_on_data(node: fx.Node) -> bool:
     return False
 
 
-def find_regions(graph: fx.Graph) -> list[Region]:
-    """The regions of a graph, in order; they do not overlap."""
-    nodes = list(graph.nodes)
+def needed(module: fx.GraphModule) -> set[fx.Node]:
+    """All nodes of a graph but those that depend on data and that nothing comes of."""
+    graph = module.graph
+    tainted: set[fx.Node] = set()
+    for node in graph.nodes:
+        if depends_on_data(node) or any(n in tainted for n in node.all_input_nodes):
+            tainted.add(node)
+    found: set[fx.Node] = set()
+    queue = [node for node in graph.nodes if node not in tainted or _has_effect(node, module)]
+    while queue:
+        node = queue.pop()
+        if node not in found:
+            found.add(node)
+            queue.extend(node.all_input_nodes)
+    return found
+
+
+def _has_effect(node: fx.Node, module: fx.GraphModule) -> bool:
+    """Whether a node returns from the graph, writes, draws, or may do so out of sight."""
+    if node.op != "call_function":
+        return True
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        held = [n for n in node.all_input_nodes if n.op == "get_attr"]
+        parts = [getattr(module, str(n.target), None) for n in held]
+        graphs = [part for part in parts if isinstance(part, fx.GraphModule)]
+        inside = ((n, g) for g in graphs for n in g.graph.nodes if n.op == "call_function")
+        return not graphs or any(_has_effect(n, g) for n, g in inside)
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__module__", "") not in _PURE_PYTHON
+    if str(target).startswith(CHECKS):
+        return False
+    schema = target._schema
+    return (
+        schema.is_mutable or not schema.returns or target.namespace == NAMESPACE or _is_random(node)
+    )
+
+
+def find_regions(graph: fx.Graph, live: set[fx.Node]) -> list[Region]:
+    """The regions of the live nodes of a graph, in order; they do not overlap."""
+    nodes = [node for node in graph.nodes if node in live]
     place = {node: k for k, node in enumerate(nodes)}
     spans: list[list[int]] = []
     for node in nodes:
         if node.op != "call_function" or not depends_on_data(node):
             continue
-        users = [place[user] for user in node.users if user.op != "output"]
+        users = [place[user] for user in node.users if user.op != "output" and user in live]
         begin, end = place[node], max([place[node], *users])
         if spans and begin <= spans[-1][1]:
             spans[-1][1] = max(spans[-1][1], end)

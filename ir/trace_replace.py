@@ -4,11 +4,13 @@ The CTC loss allocates by the longest target, a number out of a tensor, so expor
 although its result is one number (or one for each sample). It becomes a call that stays whole.
 
 Bags of an equal number of rows are a look-up and a reduction, which may be split as PyTorch's own
-operator may not: that is told where bags begin by a tensor.
+operator may not: that is told where bags begin by a tensor. So does a shift by a symbol, and a
+loop of products over pieces (`trace_grouped`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,22 +19,46 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from autopar.ir.trace_grouped import GroupedProducts
+from autopar.ir.trace_loops import Loops
+from autopar.ir.trace_numbers import rolled_by_a_symbol
 from autopar.ir.whole import TensorType, Whole, operator_for
 
 
 class FunctionsReplaced(TorchFunctionMode):
-    """Replaces calls of such functions while a model is traced."""
+    """Replaces calls of such functions while a model is traced.
+
+    loops:
+        whether loops over hit experts are taken apart (`trace_loops`)
+    """
+
+    def __init__(self, *, loops: bool = False) -> None:
+        super().__init__()
+        self._grouped = GroupedProducts()
+        self._loops = Loops() if loops else None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func is F.ctc_loss:
-            return _ctc(*args, **(kwargs or {}))
-        if func is F.embedding_bag:
-            made = _bags(*args, **(kwargs or {}))
-            if made is not None:
-                return made
-        return func(*args, **(kwargs or {}))
+            return _ctc(*args, **kwargs)
+        replaced = _REPLACED.get(func)
+        made = None if replaced is None else replaced(*args, **kwargs)
+        if made is None:
+            made = self._grouped.replaced(func, args, kwargs)
+        if made is None:
+            if self._loops is None:
+                made = func(*args, **kwargs)
+            else:
+                made = self._loops.call(func, args, kwargs)
+            self._grouped.look(func, args, kwargs, made)
+        return made
+
+    def returned(self, output: Any) -> None:
+        """Look at what the model returns."""
+        if self._loops is not None:
+            self._loops.refuse_escapes(output)
 
 
 @dataclass(frozen=True)
@@ -100,3 +126,11 @@ def _bags(
     if mode == "sum":
         return total
     return total / counted.sum(1).clamp(min=1).to(total.dtype)
+
+
+#: Functions with what is traced in their place; that gives None where it does not apply.
+_REPLACED: dict[Any, Callable[..., Tensor | None]] = {
+    F.embedding_bag: _bags,
+    torch.roll: rolled_by_a_symbol,
+    Tensor.roll: rolled_by_a_symbol,
+}

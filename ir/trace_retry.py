@@ -5,7 +5,10 @@ once, masks that only a traced model makes are left out):
 
 1. a mixture of experts that loops over the experts that were hit is traced in an implementation
    of fixed shapes, where its model has one;
-2. truth values are frozen, and checked when the graph runs (`trace_decisions`);
+2. truth values are frozen, and checked when the graph runs (`trace_decisions`), what the model
+   computes from its own constants is known (`trace_known`), and other whole numbers out of tensors
+   stay symbols (`trace_numbers`); loops over the experts that were hit become grouped products
+   (`trace_loops`);
 3. the module at fault, and others of its class, become one operator each (`trace_modules`).
 """
 
@@ -25,7 +28,10 @@ from torch.utils import _pytree as pytree
 from autopar.ir.errors import AutoparError, InputError
 from autopar.ir.trace_decisions import Decisions, Replaying, record
 from autopar.ir.trace_errors import experts_module, frames_of, is_data_dependent, running_modules
+from autopar.ir.trace_known import KnownNumbers, held_numbers
+from autopar.ir.trace_loops import is_unfit_loop
 from autopar.ir.trace_modules import Caller, Observed, modules_whole, observe_modules
+from autopar.ir.trace_numbers import numbers_stay_symbols
 from autopar.ir.trace_watch import caches_off, state_kept
 
 #: Where transformers makes attention masks.
@@ -54,6 +60,8 @@ _TRIES = 12
 class Fallbacks:
     """What was learnt from failures so far, for one model and example call.
 
+    loops:
+        whether loops over hit experts are to be taken apart (`trace_loops`)
     notes:
         what the user should know of it, one sentence each
     """
@@ -67,6 +75,8 @@ class Fallbacks:
         self._unfit: set[type] = set()
         self._tries = 0
         self._masks_left_out = False
+        self._follow_numbers = False
+        self.loops = False
         self.notes: list[str] = []
 
     @contextlib.contextmanager
@@ -82,7 +92,11 @@ class Fallbacks:
             caller.restart()
         with contextlib.ExitStack() as stack:
             if self._decisions is not None:
-                stack.enter_context(Replaying(self._decisions))
+                replaying = stack.enter_context(Replaying(self._decisions))
+                if self._follow_numbers:
+                    stack.enter_context(numbers_stay_symbols(self._model))
+                    known = KnownNumbers(self._model, held_numbers(self._model), replaying.skip)
+                    stack.enter_context(known)
             if self._masks_left_out:
                 stack.enter_context(_masks_as_without_a_trace())
             yield
@@ -98,7 +112,14 @@ class Fallbacks:
         self._tries += 1
         if self._tries > _TRIES:
             return False
+        if self.loops and is_unfit_loop(error):
+            self.loops = False
+            return True
         if not is_data_dependent(error):
+            if self._follow_numbers:
+                # It may stand in the way of what would go without it.
+                self._follow_numbers = self.loops = False
+                return True
             first, self._masks_left_out = not self._masks_left_out, True
             return first and _MASKS in sys.modules
         frames = frames_of(error)
@@ -110,8 +131,8 @@ class Fallbacks:
             with state_kept(self._model), caches_off(self._model):
                 if self._decisions is None:
                     self._decisions = record(self._model, self._args, self._kwargs, set())
-                    if self._decisions.found:
-                        return True
+                    self._follow_numbers = self.loops = True
+                    return True
                 return self._keep_whole(frames)
         except AutoparError:
             raise

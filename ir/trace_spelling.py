@@ -58,6 +58,9 @@ _FACTORIES = {
     "aten.new_empty.default": "aten.empty.memory_format",
 }
 _RENAMED = {
+    # A view that only a flag tells from its tensor, which collectives would not see.
+    "aten._conj.default": "aten._conj_physical.default",
+    "aten._neg_view.default": "aten.neg.default",
     "aten.__and__.Tensor": "aten.bitwise_and.Tensor",
     "aten.__and__.Scalar": "aten.bitwise_and.Scalar",
     "aten.__or__.Tensor": "aten.bitwise_or.Tensor",

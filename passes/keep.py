@@ -25,13 +25,25 @@ import torch
 
 from autopar.ir.fused import FUSED
 from autopar.ir.graph import Graph, Node
-from autopar.ir.keep import COMPRESS, KEEP, RECOMPUTE, REGATHER, moves, regions, resident
+from autopar.ir.keep import (
+    COMPRESS,
+    KEEP,
+    OFFLOAD,
+    RECOMPUTE,
+    REGATHER,
+    STATE,
+    moves,
+    regions,
+    resident,
+)
 from autopar.ir.packed import INDICES, MASKS, SIGNS
 from autopar.ir.steps import STEPS
 from autopar.passes.node_effects import Effects
 from autopar.passes.policies import Policies
 from autopar.passes.stand_ins import callable_of
 
+#: The attributes that this pass writes.
+_KEYS = frozenset({RECOMPUTE, KEEP, REGATHER, STATE})
 #: The steps whose result is their operand.
 _SAME = frozenset({"autopar.to_replicate", "autopar.to_invariant", "autopar.mask"})
 
@@ -47,13 +59,20 @@ def apply_policies(graph: Graph, policies: Policies) -> Graph:
     graph = graph.with_nodes(_with_forms(graph, policies.forms, saves))
     if policies.regather:
         graph = _with_gathers(graph, policies.regather, saves)
+    if policies.offloads_optimizer:
+        graph = graph.with_nodes(tuple(map(_with_state, graph.nodes)))
     return graph
 
 
+def _with_state(node: Node) -> Node:
+    trained = node.op == "param" and node.results[0].grad
+    return _with(node, STATE, OFFLOAD) if trained else node
+
+
 def _without(node: Node) -> Node:
-    if not {RECOMPUTE, KEEP, REGATHER} & set(node.attrs):
+    if not _KEYS & set(node.attrs):
         return node
-    left = {k: v for k, v in node.attrs.items() if k not in (RECOMPUTE, KEEP, REGATHER)}
+    left = {k: v for k, v in node.attrs.items() if k not in _KEYS}
     return replace(node, attrs=left)
 
 

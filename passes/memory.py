@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from autopar.ir.fused import FUSED
 from autopar.ir.graph import Graph, Node, Value
+from autopar.ir.keep import OFFLOAD, STATE, STEP_BYTES
 from autopar.ir.steps import STEPS
 from autopar.passes.memory_keep import Keeping
 from autopar.passes.node_effects import Effects
@@ -60,6 +61,7 @@ class _Simulation:
         self.last_use = self._last_uses()
         self.parameters = {n.name: n for n in graph.sources("param")}
         self.keeping = Keeping(graph, self._new, self._moment)
+        self.host: dict[str, int] = {}
 
     @property
     def end(self) -> int:
@@ -81,7 +83,8 @@ class _Simulation:
             if not self.graph.nodes[i].is_source:
                 self._backward(i, self.graph.nodes[i])
         assumed = tuple(sorted(self.effects.assumed))
-        return Timeline(self._held(), self.count, assumed, dict(self.keeping.host))
+        held = (*self._held(), *self._state_in_parts())
+        return Timeline(held, self.count, assumed, dict(self.keeping.host), self.host)
 
     def _last_uses(self) -> dict[str, int]:
         """Value -> the forward position after which no name refers to it any more.
@@ -111,6 +114,9 @@ class _Simulation:
         self.home[value.name] = storage.hold()
         if node.op == "param" and value.grad and self.states:
             nbytes = self.states * spec.nbytes
+            if node.attrs.get(STATE) == OFFLOAD:
+                self.host[node.target] = nbytes
+                return
             self._new(node.target, "optimizer", nbytes, 0, node.origin.module).hold()
 
     def _forward(self, i: int, node: Node) -> None:
@@ -221,6 +227,14 @@ class _Simulation:
         self.pending[value.name] = _Gradient(own, copied.hold())
 
     # -- result -------------------------------------------------------------------------------
+
+    def _state_in_parts(self) -> list[Held]:
+        """State that is on the host but for the part of the step that it is needed in."""
+        if not self.host:
+            return []
+        part = max(STEP_BYTES * self.states, *self.host.values())
+        nbytes = min(sum(self.host.values()), part)
+        return [Held("state of one part of the step", "optimizer", nbytes, self.end, self.end + 1)]
 
     def _held(self) -> tuple[Held, ...]:
         held = [

@@ -37,7 +37,8 @@ from autopar.ir.keep import FORMS, RECOMPUTE
 _RECOMPUTE = re.compile(r"recompute(?::(sqrt|[1-9]\d*))?")
 _ACCEPTED = (
     "expected 'keep', 'recompute', 'recompute:<number of modules>', 'recompute:sqrt', 'offload', "
-    "'compress' or 'compress8', or one of them with '+regather', or 'recompute+offload'"
+    "'compress' or 'compress8', or one of them with '+regather', or 'recompute+offload'; "
+    "for the whole model also 'auto'"
 )
 
 
@@ -97,34 +98,41 @@ class Policies:
         call node name -> the form in which it keeps what its backward reads
     regather:
         parameters (dotted names) that are gathered again where they are gathered
+    offloads_optimizer:
+        whether the state of the optimizer is in the host's memory between steps
     """
 
     regions: Mapping[str, str] = field(default_factory=dict)
     forms: Mapping[str, str] = field(default_factory=dict)
     regather: frozenset[str] = frozenset()
+    offloads_optimizer: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.regions or self.forms or self.regather)
+        return bool(self.regions or self.forms or self.regather or self.offloads_optimizer)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "recompute": dict(self.regions),
             "forms": dict(self.forms),
             "regather": sorted(self.regather),
+            **({"offloads_optimizer": True} if self.offloads_optimizer else {}),
         }
 
     @staticmethod
     def from_json(data: Any) -> Policies:
         """The inverse of `to_json`. Raises PlanError where a field is missing or malformed."""
-        fits = isinstance(data, dict) and set(data) == {"recompute", "forms", "regather"}
+        required = {"recompute", "forms", "regather"}
+        fits = isinstance(data, dict) and set(data) - {"offloads_optimizer"} == required
         if fits:
+            offloads = data.get("offloads_optimizer", False)
             regions, forms, again = data["recompute"], data["forms"], data["regather"]
             fits = isinstance(regions, dict) and isinstance(forms, dict) and isinstance(again, list)
             fits = fits and all(isinstance(t, str) for t in [*regions.values(), *again])
             fits = fits and all(form in FORMS for form in forms.values())
+            fits = fits and isinstance(offloads, bool)
         if not fits:
             raise PlanError(f"the field 'policies' is malformed: got {data!r}"[:200])
-        return Policies(regions, forms, frozenset(again))
+        return Policies(regions, forms, frozenset(again), offloads)
 
 
 NO_POLICIES = Policies()

@@ -75,12 +75,15 @@ class Timeline:
         operators that could not be observed and are taken to save all they read and make
     host:
         call -> bytes that are kept for it in the host's memory, which are not among `held`
+    host_state:
+        parameter -> bytes of optimizer state that are kept for it in the host's memory
     """
 
     held: tuple[Held, ...]
     nodes: int
     assumed: tuple[str, ...] = ()
     host: Mapping[str, int] = field(default_factory=dict)
+    host_state: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def profile(self) -> dict[str, np.ndarray]:

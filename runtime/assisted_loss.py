@@ -10,6 +10,7 @@ from torch import Tensor
 from autopar.ir.layout import INVARIANT
 from autopar.ir.rules.loss import ELEMENTWISE, MEAN, NONE, SUM
 from autopar.runtime.assisted_softmax import shifted
+from autopar.runtime.groups import Landing
 from autopar.runtime.operators import operator
 from autopar.runtime.precision import accumulation_dtype
 from autopar.runtime.splits import (
@@ -18,6 +19,7 @@ from autopar.runtime.splits import (
     part_of,
     reduce_plain,
     share_of,
+    start_plain_sum,
     sum_over,
     whole_size,
 )
@@ -50,10 +52,11 @@ def cross_entropy_loss(
     dim = 1 if logits.dim() > 1 else 0
     classes = _Classes(target, weight, ignore_index, dim, logits.shape[dim], split)
     if not is_split(split, "c"):
+        count = classes.start_count()
         total = torch.ops.aten.cross_entropy_loss.default(
             logits, target, weight, SUM, ignore_index, label_smoothing
         )
-        return (total.to(dtype) / classes.count().to(dtype)).to(logits.dtype)
+        return (total.to(dtype) / count().to(dtype)).to(logits.dtype)
     x = logits.to(dtype)
     z, _ = shifted(x, dim, split)
     # Per sample: the sum of exponentials, the target's logit and, for smoothing, all logits.
@@ -142,15 +145,15 @@ class _Classes:
     def _number_of_classes(self) -> int:
         return next(whole for name, _, whole in self.split if name == "c")
 
-    def count(self) -> Tensor:
-        """What a mean divides by: the weights of all samples on all ranks."""
-        return reduce_plain(self.weights.sum(), self.split, "n", "d", op="sum")
+    def start_count(self) -> Landing:
+        """What a mean divides by: the weights of all samples on all ranks. Wait for it later."""
+        return start_plain_sum(self.weights.sum(), self.split, "n", "d")
 
     def reduced(self, loss: Tensor, reduction: int) -> Tensor:
         loss = loss.where(self.valid, 0)
         if reduction == NONE:
             return loss
-        return loss.sum() / self.count() if reduction == MEAN else loss.sum()
+        return loss.sum() / self.start_count()() if reduction == MEAN else loss.sum()
 
 
 def _along(weight: Tensor, x: Tensor, dim: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from autopar.ir.cut import span
 from autopar.runtime.collectives import all_reduce
-from autopar.runtime.groups import Group, current
+from autopar.runtime.groups import Group, Landing, current
 from autopar.runtime.random import Block, Side, block_of
 
 #: `(factor, axes, whole size)` of every split factor.
@@ -89,6 +89,24 @@ def reduce_plain(x: Tensor, split: Split, *families: str, op: str) -> Tensor:
     for group in groups_of(split, *families):
         x = group.all_reduce(x, op)
     return x
+
+
+def start_plain_sum(x: Tensor, split: Split, *families: str) -> Landing:
+    """Start the sum over the ranks of a new tensor that carries no gradient; wait for it later."""
+    x = x.detach()
+    groups = [group for group in groups_of(split, *families) if group.size > 1]
+    if not groups:
+        return lambda: x
+    first, *rest = groups
+    landing = first.start_all_reduce(x)
+
+    def land() -> Tensor:
+        total = landing()
+        for group in rest:
+            total = group.all_reduce(total)
+        return total
+
+    return land
 
 
 def star_names(rank: int, family: str = "b") -> list[str]:

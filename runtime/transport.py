@@ -4,14 +4,18 @@ Those operators are the ones `torch.compile` understands. gloo gives wrong value
 are not contiguous, so `Group` hands over contiguous tensors only.
 
 gloo's own reduce-scatter takes twice as long as its all-to-all followed by a local sum, which
-sends the same bytes (`benchmarks/collectives.py`), so that is what runs there.
+sends the same bytes (`benchmarks/collectives.py`), so that is what runs there. Its all-reduce and
+all-gather pass on what they have from rank to rank; of small tensors, where only the number of
+messages matters, every rank sends a copy to every other at once instead.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import wraps
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +28,24 @@ from autopar.runtime.compiling import is_compiling
 from autopar.runtime.groups import Group, Landing
 
 _c10d = torch.ops._c10d_functional
+
+#: Up to how many bytes, of the copies for all ranks, gloo's processes send each other small tensors
+#: directly. Source: `benchmarks/collectives.py` on two and four processes.
+_SMALL = 1 << 18
+#: What gloo's all-to-all takes.
+_EXCHANGED = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
 
 
 class ProcessTransport:
@@ -93,6 +115,21 @@ class ProcessTransport:
         return mine
 
 
+def _in_real_numbers(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Complex numbers travel as pairs of real ones: gloo's all-to-all and NCCL know no others."""
+
+    @wraps(collective)
+    def run(group: _ProcessGroup, x: Tensor, *rest: Any) -> Any:
+        if not x.is_complex():
+            return collective(group, x, *rest)
+        result = collective(group, torch.view_as_real(x.resolve_conj()), *rest)
+        if isinstance(result, Tensor):
+            return torch.view_as_complex(result)
+        return lambda: torch.view_as_complex(result())
+
+    return run
+
+
 class _ProcessGroup(Group):
     def __init__(
         self,
@@ -110,7 +147,10 @@ class _ProcessGroup(Group):
         self._slots = [ranks.index(member) for member in members]
         self._from_slots = [members.index(rank) for rank in ranks]
 
+    @_in_real_numbers
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
+        if self._is_small(x):
+            return _fold(_c10d.wait_tensor(self._send_copies(x)), op)
         return _c10d.wait_tensor(_c10d.all_reduce(x, op, self._name))
 
     def _all_gather(self, x: Tensor, dim: int) -> Tensor:
@@ -119,11 +159,16 @@ class _ProcessGroup(Group):
     def _reduce_scatter(self, pieces: Tensor, op: str, dim: int) -> Tensor:
         return self._start_scatter(pieces, op)()
 
+    @_in_real_numbers
     def _all_to_all(self, pieces: Tensor, dims: tuple[int, int]) -> Tensor:
         received = self._exchange(self._to_slot_order(pieces))
         return self._to_group_order(_c10d.wait_tensor(received))
 
+    @_in_real_numbers
     def _start_all_reduce(self, x: Tensor) -> Landing:
+        if self._is_small(x):
+            copies = self._send_copies(x)
+            return lambda: _fold(_c10d.wait_tensor(copies), "sum")
         # What torch.compile takes down must not write to its operands; it finds out itself
         # that nobody else reads this one.
         in_place = not is_compiling()
@@ -131,26 +176,44 @@ class _ProcessGroup(Group):
         summed = run(x, "sum", self._name)
         return lambda: _c10d.wait_tensor(summed)
 
+    @_in_real_numbers
     def _start_all_gather(self, x: Tensor) -> Landing:
+        if self._is_small(x):
+            copies = self._send_copies(x)
+            return lambda: self._to_group_order(_c10d.wait_tensor(copies))
         stacked = _c10d.all_gather_into_tensor(x.unsqueeze(0), self.size, self._name)
         return lambda: self._to_group_order(_c10d.wait_tensor(stacked))
 
     def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
         return self._start_scatter(pieces, "sum")
 
+    @_in_real_numbers
     def _start_scatter(self, pieces: Tensor, op: str) -> Landing:
         pieces = self._to_slot_order(pieces)
-        if self._process_group._get_backend(pieces.device).name() == "gloo":
+        if self._is_gloo(pieces):
             received = self._exchange(pieces)
             return lambda: _fold(_c10d.wait_tensor(received), op)
         piece = _c10d.reduce_scatter_tensor(pieces, op, self.size, self._name)
         return lambda: _c10d.wait_tensor(piece).squeeze(0)
+
+    def _is_gloo(self, x: Tensor) -> bool:
+        return self._process_group._get_backend(x.device).name() == "gloo"
+
+    def _is_small(self, x: Tensor) -> bool:
+        """Whether a copy to every rank is faster than what passes parts on from rank to rank."""
+        copies = self.size * x.numel() * x.element_size()
+        return 0 < copies <= _SMALL and x.dtype in _EXCHANGED and self._is_gloo(x)
+
+    def _send_copies(self, x: Tensor) -> Tensor:
+        """Start to send a tensor to every process; the i-th that comes is the i-th process'."""
+        return self._exchange(x.unsqueeze(0).expand(self.size, *x.shape).contiguous())
 
     def _exchange(self, pieces: Tensor) -> Tensor:
         """Start to send the i-th piece to the i-th process of the process group."""
         one_each = [1] * self.size
         return _c10d.all_to_all_single(pieces, one_each, one_each, self._name)
 
+    @_in_real_numbers
     def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
         # In the order of the process group's own ranks, and back.
         sends = list(counts[self.index])
@@ -173,8 +236,10 @@ class _ProcessGroup(Group):
 
 
 def _fold(pieces: Tensor, op: str) -> Tensor:
-    """The elementwise reduction of stacked pieces; booleans come with "max"."""
-    return pieces.sum(0, dtype=pieces.dtype) if op == "sum" else pieces.amax(0)
+    """The elementwise reduction of stacked pieces; booleans come with "max" or "min"."""
+    if op == "sum":
+        return pieces.sum(0, dtype=pieces.dtype)
+    return pieces.amax(0) if op == "max" else pieces.amin(0)
 
 
 def _new_device_mesh(mesh: Mesh, device_type: str, timeout: timedelta) -> DeviceMesh:

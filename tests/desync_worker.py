@@ -5,6 +5,7 @@ Every check must end on both ranks with an error of ours, and leave the process 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar import compiled as compiled_file
+from autopar import muster
 from devices import slow_device
 from ranks import main
 from zoo import build
@@ -159,6 +161,36 @@ def check_planning(rank: int, world: int) -> None:
                 pass
             else:
                 raise AssertionError("the first rank lost its own error")
+
+
+def check_alone(rank: int, world: int) -> None:
+    """What all ranks must call is called by one of them, or by each for something else."""
+    parallel = parallelize()
+    with tempfile.TemporaryDirectory() as folder:
+        lonely: list[Callable[[], Any]] = [
+            lambda: autopar.full_state_dict(parallel),
+            lambda: autopar.save_checkpoint(Path(folder) / "run", parallel),
+            lambda: autopar.load_checkpoint(Path(folder) / "run", parallel),
+        ]
+        if rank == 0:
+            # Half a second of the ten minutes that the process group waits.
+            with mock.patch.object(muster, "PATIENCE", 0.5 / 600):
+                for call_alone in lonely:
+                    raised(call_alone, autopar.DesyncError, "rank 1 did not call it")
+        dist.barrier()
+        differing = lonely[rank]
+        raised(differing, autopar.DesyncError, "rank 0 has called full", "rank 1 save_checkpoint")
+    state = autopar.full_state_dict(parallel, everywhere=True)
+    assert torch.equal(state["fc2.weight"], mlp().fc2.weight)
+
+
+def check_no_sync(rank: int, world: int) -> None:
+    """One rank accumulates gradients and the other does not."""
+    parallel = parallelize()
+    with parallel.no_sync() if rank else contextlib.nullcontext():
+        raised(
+            lambda: parallel(**call()), autopar.DesyncError, "no_sync", "rank 1", "rank 0 outside"
+        )
 
 
 def check_still_works(rank: int, world: int) -> None:

@@ -79,6 +79,49 @@ def check_overflow(rank: int, world: int) -> None:
         same_parameters(parallel, single, f"after step {step}")
 
 
+def check_beside_plain_parameters(rank: int, world: int) -> None:
+    """One optimizer for a parallel module and a plain one: overflows of either skip the step."""
+    head, x = nn.Linear(1, 1), torch.ones(4, 1)
+    for of_head in (True, False, None):
+        parallel = autopar.autoparallelize(
+            model(), call(), mesh={"tp": 2}, hints=HINTS, mixed_precision="fp16"
+        )
+        optimizer = torch.optim.SGD([*parallel.parameters(), *head.parameters()], 0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        scaler.scale(parallel(*call())[0] + head(x).sum()).backward()
+        grads = [head.weight.grad, parallel.get_parameter("second.weight").grad.to_local()]
+        if of_head is not None and rank == world - 1:
+            grads[not of_head][-1, 0] = torch.inf
+        before = [p.detach().clone() for p in (head.weight, parallel.get_parameter("first"))]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert scaler.get_scale() == (256.0 if of_head is None else 128.0)
+        after = [head.weight, parallel.get_parameter("first")]
+        for old, new in zip(before, after, strict=True):
+            assert bool((old == new).all()) == (of_head is not None)
+
+
+def check_terms(rank: int, world: int) -> None:
+    """Gradients that are terms of a sum yet are not looked at for infinities."""
+    parallel = autopar.autoparallelize(
+        model(), call(), mesh=world, mode="data_parallel", mixed_precision="fp16"
+    )
+    optimizer = torch.optim.SGD(parallel.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    with parallel.no_sync():
+        scaler.scale(parallel(*call())[0]).backward()
+    try:
+        scaler.step(optimizer)
+    except autopar.OptimizerError as error:
+        assert "'first' is not summed over the ranks" in str(error), error
+    else:
+        raise AssertionError("no error")
+    scaler.scale(parallel(*call())[0]).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
 def check_training(rank: int, world: int) -> None:
     """bf16 data parallel and FSDP: the model's own steps, and the bytes that were planned."""
     for zero in (0, 3):
@@ -158,8 +201,10 @@ def same_parameters(
 
 
 CHECKS = {
+    "beside_plain_parameters": check_beside_plain_parameters,
     "compiled": check_compiled,
     "overflow": check_overflow,
+    "terms": check_terms,
     "training": check_training,
 }
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import autopar
 from devices import slow_device
+from pretend_host import pretend_host
 from ranks import main
 from recompile_worker import Net, batch, close, whole
 
@@ -89,6 +90,27 @@ def check_save(rank: int, world: int) -> None:
     assert bool(state) == (rank == 0)
     if rank == 0:
         torch.save(state, FOLDER / "whole.pt")
+
+
+def check_offloaded(rank: int, world: int) -> None:
+    """Optimizer state in shards, on the host between steps: trained, saved and gone on with."""
+    _, _, want = uninterrupted()
+    with pretend_host(step_bytes=256) as host:
+        torch.manual_seed(3)
+        options: dict[str, Any] = {
+            "mesh": world, "device": slow_device(), "exact_rng": True, "offload_optimizer": True,
+            "mode": "data_parallel", "zero": 2,
+        }  # fmt: skip
+        parallel = autopar.autoparallelize(Net().double(), batch(12), **options)
+        optimizer = optimizer_of(parallel)
+        train(parallel, optimizer, range(STEPS))
+        assert host.holds_all(optimizer) and len(host.held)
+        autopar.save_checkpoint(FOLDER / "offloaded", parallel, optimizer)
+        agrees(train(parallel, optimizer, range(STEPS, 2 * STEPS)), want)
+        other, again = build(**options)
+        autopar.load_checkpoint(FOLDER / "offloaded", other, again)
+        assert host.holds_all(again)
+        agrees(train(other, again, range(STEPS, 2 * STEPS)), want)
 
 
 def check_resume(rank: int, world: int) -> None:

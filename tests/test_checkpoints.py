@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -104,16 +106,19 @@ else:
     os.replace = replace
 with torch.no_grad():
     model.fc1.weight.zero_()
-autopar.save_checkpoint(folder, model, step=2)
+autopar.save_checkpoint(folder, model, step=2, asynchronous="thread" in sys.argv)
 """
 
 
-@pytest.mark.parametrize("where", ["files", "rename 1", "rename 2"])
-def test_killing_the_writer(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [("files", "waiting"), ("rename 1", "thread"), ("rename 2", "waiting")],
+)
+def test_killing_the_writer(where: str, how: str, tmp_path: Path) -> None:
     """The previous checkpoint stays whole, and the next save is not troubled by what is left."""
     folder = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), where],
+        [sys.executable, "-c", WRITER, str(folder), where, how],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), _path()])},
         stdout=subprocess.PIPE,
         text=True,
@@ -156,7 +161,17 @@ def test_random_states_go_on(tmp_path: Path) -> None:
     assert draw() == want
 
 
-def test_saving_in_the_background(tmp_path: Path) -> None:
+def _failing(folder: Path, model: nn.Module) -> autopar.checkpoints.Saving:
+    """A checkpoint in the background whose writer fails at the end, when the folder is renamed."""
+    with mock.patch("autopar.checkpoints.put_in_place", side_effect=OSError("no space")):
+        saving = autopar.save_checkpoint(folder, model, step=2, asynchronous=True)
+        assert saving is not None
+        while not saving.done:
+            time.sleep(0.01)
+    return saving
+
+
+def test_saving_in_the_background(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What is saved is what the model held when `save_checkpoint` was called."""
     model = Net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -169,6 +184,16 @@ def test_saving_in_the_background(tmp_path: Path) -> None:
     autopar.load_checkpoint(tmp_path / "run", model)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+    saving = _failing(tmp_path / "run", model)
+    with pytest.raises(autopar.CheckpointError, match="not renamed: no space"):
+        saving.wait()
+    assert "not saved" in caplog.text
+    assert autopar.load_checkpoint(tmp_path / "run", Net()).step is None
+    _failing(tmp_path / "run", model)
+    with pytest.raises(autopar.CheckpointError, match="no space"):  # the next one says it as well
+        autopar.save_checkpoint(tmp_path / "run", model, step=3)
+    autopar.save_checkpoint(tmp_path / "run", model, step=3)
+    assert autopar.load_checkpoint(tmp_path / "run", model).step == 3
     blocked = tmp_path / "file" / "run"
     (tmp_path / "file").write_text("")
     with pytest.raises(autopar.CheckpointError, match="cannot be written"):
@@ -207,6 +232,15 @@ def test_another_model(tmp_path: Path) -> None:
     with pytest.raises(autopar.CheckpointError, match="saved without an optimizer"):
         model = Net()
         autopar.load_checkpoint(tmp_path / "run", model, optimizer_of(model))
+    autopar.save_checkpoint(tmp_path / "sgd", other, torch.optim.SGD(other.parameters(), 0.1))
+    adam = torch.optim.Adam(other.parameters(), 0.2)
+    torch.optim.lr_scheduler.StepLR(adam, 1)
+    before = other.fc2.weight.detach().clone().fill_(3.0)
+    with torch.no_grad():
+        other.fc2.weight.copy_(before)
+    with pytest.raises(autopar.CheckpointError, match=r"another kind than Adam: .*'momentum'"):
+        autopar.load_checkpoint(tmp_path / "sgd", other, adam)
+    assert adam.param_groups[0]["lr"] == 0.2 and torch.equal(other.fc2.weight, before)
     (tmp_path / "run" / METADATA).write_bytes(b"nonsense")
     with pytest.raises(autopar.CheckpointError, match="cannot be read"):
         autopar.load_checkpoint(tmp_path / "run", Net())

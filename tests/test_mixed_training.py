@@ -12,7 +12,7 @@ WORKER = Path(__file__).with_name("mixed_worker.py")
 
 
 def test_two_ranks_scale_losses_alike_and_send_what_is_planned() -> None:
-    run_ranks(WORKER, 2, "overflow", "training", limit_s=480.0)
+    run_ranks(WORKER, 2, "overflow", "beside_plain_parameters", "terms", "training", limit_s=480.0)
 
 
 @pytest.mark.slow

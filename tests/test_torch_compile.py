@@ -132,6 +132,23 @@ def test_random_numbers() -> None:
         torch.testing.assert_close(mine.get_parameter(name).grad, parameter.grad)
 
 
+def test_what_a_compiled_graph_does_not_do_is_refused() -> None:
+    module = parallel()
+    run = compiled(module)
+    run(*call())["loss"].backward()
+    with module.no_sync():
+        assert "inside of it" in refusal(run)
+        module(*call())["loss"].backward()
+        with torch.no_grad():
+            run(*call())
+    run(*call())["loss"].backward()
+    policed = parallel(memory_policy="recompute")
+    assert "memory policy would not be followed" in refusal(compiled(policed))
+    policed.eval()(*call())
+    with torch.no_grad():
+        compiled(policed)(*call())
+
+
 def test_exact_random_numbers_are_refused() -> None:
     module = parallel(0.5, exact_rng=True)
     assert "exact_rng" in refusal(compiled(module))

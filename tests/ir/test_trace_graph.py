@@ -277,6 +277,12 @@ def test_conversions_say_only_the_dtype():
     assert (node.op, node.args[1:], node.kwargs) == ("aten.to.dtype", (torch.float32,), {})
 
 
+def test_conjugates_are_computed():
+    """A lazy one is a flag of its tensor, which no collective sends."""
+    calls = spelled(lambda m, x: torch.fft.rfft(m.fc(x)).conj().abs())
+    assert calls[1].op == "aten._conj_physical.default"
+
+
 def test_factories_do_not_hang_on_a_tensor():
     ones, _ = spelled(lambda m, x: m.fc(x) + x.new_ones(8))
     assert (ones.op, ones.args) == ("aten.ones.default", ([8],))

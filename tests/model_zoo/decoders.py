@@ -72,7 +72,8 @@ ENTRIES: tuple[Entry, ...] = (
     hf("zamba2", "Zamba2ForCausalLM", unmasked(causal), mamba_d_state=8, mamba_headdim=8,
        n_mamba_heads=8, mamba_ngroups=2, chunk_size=4, layers_block_type=["mamba", "hybrid"],
        num_mem_blocks=1, use_shared_attention_adapter=False),
-    hf("rwkv", "RwkvForCausalLM", unmasked(causal), attention_hidden_size=32),
+    # With `rescale_every` its first call in evaluation mode changes its weights.
+    hf("rwkv", "RwkvForCausalLM", unmasked(causal), attention_hidden_size=32, rescale_every=0),
     hf("xlnet", "XLNetLMHeadModel", causal, d_inner=48, n_layer=2, n_head=4),
     hf("qwen3-next", "Qwen3NextForCausalLM", causal, linear_num_key_heads=2,
        linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=4,

@@ -1,4 +1,4 @@
-"""Mixtures of experts, in the implementations of their experts that have fixed shapes."""
+"""Mixtures of experts: implementations of fixed shapes where there are some, and loops."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ ENTRIES: tuple[Entry, ...] = (
     hf("jamba", "JambaForCausalLM", causal, num_experts=4, num_experts_per_tok=2,
        mamba_d_state=4, mamba_dt_rank=4, use_mamba_kernels=False, attn_layer_period=2,
        attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1, experts="batched_mm"),
+    # With dropout its loop over experts draws for those that were hit alone, and stays whole.
     hf("switch-transformers", "SwitchTransformersForConditionalGeneration", seq2seq,
-       num_experts=4, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=4,
-       num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, double=False),
+       dropout_rate=0.0, num_experts=4, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=2,
+       num_heads=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, double=False),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from autopar.ir.errors import MeshError
 from autopar.ir.mesh import Mesh
 from autopar.runtime import collectives as c
 from autopar.runtime.groups import RankContext
+from autopar.runtime.transport import _EXCHANGED, _SMALL
 from four_states import CASES, Case, dual, pieces, whole
 
 LIMIT = timedelta(seconds=120)
@@ -40,7 +41,7 @@ def meshes(world: int) -> list[tuple[Mesh, list[tuple[str, ...]]]]:
 
 def check_steps(world: int) -> None:
     """Forward and backward of every step, over every group, for strided tensors and each dtype."""
-    dtypes = (torch.float64, torch.bfloat16, torch.float16, torch.int64)
+    dtypes = (torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.complex128)
     for mesh, groups in meshes(world):
         context = RankContext.from_process_group(mesh, groups=groups, timeout=LIMIT)
         for axes in groups:
@@ -53,7 +54,7 @@ def check_steps(world: int) -> None:
 def check_step(case: Case, context: RankContext, axes: tuple[str, ...], dtype: torch.dtype) -> None:
     mesh, rank = context.mesh, context.rank
     count, index = mesh.axis_size(*axes), mesh.index(context.coordinates, axes)
-    exact = dtype in (torch.float64, torch.int64)
+    exact = dtype in (torch.float64, torch.int64, torch.complex128)
     random = torch.Generator().manual_seed(7)
     value, cotangent = (
         torch.randint(-8, 9, (4, 8, 4), generator=random).to(dtype) for _ in range(2)
@@ -66,11 +67,11 @@ def check_step(case: Case, context: RankContext, axes: tuple[str, ...], dtype: t
         return whole([everyone[member] for member in members], state)
 
     x = strided(pieces(value, case.source, count, seed=1)[index])
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         x.requires_grad_()
     y = case.step(x, axes)
     torch.testing.assert_close(together(y, case.target), value, **tolerance)
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         y.backward(strided(pieces(cotangent, dual(case.target), count, seed=2)[index]))
         torch.testing.assert_close(together(x.grad, dual(case.source)), cotangent, **tolerance)
 
@@ -96,6 +97,31 @@ def check_reductions(world: int) -> None:
     every = group.all_gather(flags, 0)
     assert every.tolist() == [v for r in range(world) for v in (r == 0, True, False)]
     assert group.all_reduce(torch.tensor(2)).item() == 2 * world
+
+
+def check_sizes(world: int) -> None:
+    """Small tensors and large ones, which travel in other ways, are combined alike."""
+    context = RankContext.from_process_group(Mesh((("a", world),)), timeout=LIMIT)
+    group = context.group(("a",))
+    for dtype in (*sorted(_EXCHANGED, key=str), torch.complex64):
+        for count in (3, _SMALL // world // dtype.itemsize, _SMALL // world // dtype.itemsize + 1):
+            every = [torch.arange(count).add(rank).remainder(7).to(dtype) for rank in range(world)]
+            x, stacked = every[context.rank], torch.stack(every)
+            assert torch.equal(group.all_gather(x, 0), torch.cat(every))
+            assert torch.equal(group.start_all_gather(x)(), stacked)
+            if dtype == torch.bool:
+                assert torch.equal(group.all_reduce(x), stacked.any(0))
+                continue
+            total = stacked.sum(0).to(dtype)
+            assert torch.equal(group.all_reduce(x), total)
+            assert torch.equal(group.start_all_reduce(x.clone())(), total)
+            if not dtype.is_complex:
+                assert torch.equal(group.all_reduce(x, "max"), stacked.amax(0))
+                assert torch.equal(group.all_reduce(x, "min"), stacked.amin(0))
+    assert group.all_reduce(torch.ones(0)).shape == (0,)
+    random = torch.randn(1000, generator=torch.Generator().manual_seed(context.rank))
+    first, *others = gathered(group.all_reduce(random), context)
+    assert all(torch.equal(first, other) for other in others), "ranks must not differ in a bit"
 
 
 def check_groups(world: int) -> None:

@@ -1,0 +1,111 @@
+"""This rank's piece of a parameter, and the way of its gradient back.
+
+`DTensor.to_local` does the same for any DTensor in any graph, and takes several times as long: its
+backward works out the placements and strides of the gradient, which are the parameter's here.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from autopar.runtime.compiling import is_compiling
+
+#: What takes the local tensor of a parameter: `local_parameter` and `DTensor.to_local`.
+_LOCAL = ("_LocalBackward", "_ToTorchTensorBackward")
+
+
+def local_parameter(parameter: DTensor) -> Tensor:
+    """The local tensor of a parameter, which gradients flow through.
+
+    Its gradient is a DTensor laid out as the parameter is.
+    """
+    if is_compiling():
+        return parameter.to_local()
+    if not parameter.requires_grad or not torch.is_grad_enabled():
+        return parameter._local_tensor
+    return _Local.apply(parameter)
+
+
+def way_to_leaf(node: Any) -> tuple[list[Any], Tensor | None]:
+    """The nodes of autograd's graph from one on to a leaf, and the leaf.
+
+    None where that is not the accumulation of a leaf's gradient, or of the local tensor of one.
+    """
+    way = [node]
+    if type(node).__name__ in _LOCAL:
+        way.append(node.next_functions[0][0])
+    return way, getattr(way[-1], "variable", None)
+
+
+def is_accumulated(node: Any, leaf: Tensor) -> bool:
+    """Whether a gradient that comes to a leaf, by this node, only becomes a part of `.grad`.
+
+    Nobody waits for it then: it has no hooks, and this backward pass does not return it. False
+    where the pass leaves it out.
+    """
+    if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
+        return False
+    try:
+        return getattr(node, "variable", None) is leaf and torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # the pass captures this leaf's gradient
+        return False
+
+
+class _Local(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: DTensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.parameter = parameter
+        local = parameter._local_tensor
+        # Another tensor, because autograd writes to it what made it.
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        if grad is None:
+            return None
+        parameter: DTensor = ctx.parameter
+        spec = parameter._spec
+        if torch.is_grad_enabled():  # differentiated again
+            return DTensor.from_local(
+                grad, spec.mesh, spec.placements, shape=spec.shape, stride=spec.stride
+            )
+        # Autograd copies a gradient that others hold before it makes it a `.grad`, which may be
+        # written to. It cannot know of what is inside a DTensor.
+        shared = sys.getrefcount(grad) > _references()
+        shared = shared or grad._use_count() > 1  # type: ignore[attr-defined]
+        if shared or not grad.is_contiguous():
+            grad = grad.clone(memory_format=torch.contiguous_format)
+        made = DTensor(grad, spec, requires_grad=False)
+        if parameter.grad is None and is_accumulated(ctx.next_functions[0][0], parameter):
+            parameter.grad = made  # which autograd would do in several times as long
+            return None
+        return made
+
+
+class _Count(torch.autograd.Function):
+    """Shows how many references Python has to a gradient that nobody else holds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        count = sys.getrefcount(grad)
+        return grad.new_full((), count)
+
+
+@cache
+def _references() -> int:
+    """What `sys.getrefcount` says in a backward of a gradient that nobody else holds."""
+    with torch.enable_grad():
+        x = torch.zeros((), requires_grad=True)
+        y = _Count.apply(x) * 2
+    return int(torch.autograd.grad(y, x)[0])
