@@ -38,7 +38,8 @@ from autopar.passes.communication import format_bytes
 from autopar.passes.device import Device, device_for
 from autopar.passes.hints import Hint
 from autopar.passes.keep_costs import policy_effects
-from autopar.passes.memory_limit import MemoryLimit
+from autopar.passes.memory.limit import MemoryLimit
+from autopar.passes.memory.timeline import optimizer_states
 from autopar.passes.overlap import NOTHING_HIDDEN, Hiding
 from autopar.passes.place_hints import Placed
 from autopar.passes.policies import (
@@ -52,7 +53,6 @@ from autopar.passes.policy_search import AUTO
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import MODES, OUTPUTS, Searched
 from autopar.passes.state_costs import state_effect
-from autopar.passes.timeline import optimizer_states
 from autopar.passes.zero import Sharded
 from autopar.plan_check import check_plan, source_label, source_type
 from autopar.plans import Plan

@@ -11,9 +11,9 @@ from autopar.ir.errors import PlanError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
 from autopar.passes.communication import format_bytes
-from autopar.passes.contributors import Contributor, contributors
-from autopar.passes.memory import memory_timeline
-from autopar.passes.timeline import Timeline
+from autopar.passes.memory.contributors import Contributor, contributors
+from autopar.passes.memory.simulation import memory_timeline
+from autopar.passes.memory.timeline import Timeline
 
 #: How many contributors to the peak a report names.
 CONTRIBUTORS = 5

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autopar.ir.layout import Layout
 from autopar.passes import pipeline
-from autopar.passes.memory_limit import MemoryLimit
+from autopar.passes.memory.limit import MemoryLimit
 from autopar.passes.policies import NO_POLICIES, Given, Policies
 from autopar.passes.policy_costs import PlanCosts
 from autopar.passes.policy_search import Chosen, Start, choose_policies

@@ -114,7 +114,7 @@ def run_limited(traced: Any, request: Any, free: Any, share: float) -> dict[str,
     from autopar.dry_run import dry_operators
     from autopar.ir.errors import MemoryLimitError
     from autopar.passes import pipeline
-    from autopar.passes.memory_limit import MemoryLimit, timeline_of
+    from autopar.passes.memory.limit import MemoryLimit, timeline_of
 
     def peak(assignment: Any, limit: MemoryLimit) -> int:
         return timeline_of(pipeline.lower(traced.graph, assignment, request.device), limit).peak

@@ -16,8 +16,8 @@ from autopar.ir.mesh import Mesh
 from autopar.passes.collective_cost import NOTHING, Line, collective_line
 from autopar.passes.device import Device
 from autopar.passes.fuse import bucket_bytes
-from autopar.passes.reshard_price import StepLine
-from autopar.passes.reshard_steps import Step
+from autopar.passes.reshard.price import StepLine
+from autopar.passes.reshard.steps import Step
 
 #: The steps that a bucket sends for all of its tensors at once. What else it may do to them, such
 #: as cutting them, is done to each by itself.

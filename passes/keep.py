@@ -38,7 +38,7 @@ from autopar.ir.keep import (
 )
 from autopar.ir.packed import INDICES, MASKS, SIGNS
 from autopar.ir.steps import STEPS
-from autopar.passes.node_effects import Effects
+from autopar.passes.memory.effects import Effects
 from autopar.passes.policies import Policies
 from autopar.passes.stand_ins import callable_of
 

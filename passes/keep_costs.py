@@ -20,11 +20,11 @@ from autopar.passes.communication import (
     collectives_again,
     moving_collectives,
 )
-from autopar.passes.memory import memory_timeline
+from autopar.passes.memory.saved import Resolve
+from autopar.passes.memory.simulation import memory_timeline
+from autopar.passes.memory.timeline import Held, Timeline
 from autopar.passes.policies import block_of
 from autopar.passes.prices import DevicePrices
-from autopar.passes.saved import Resolve
-from autopar.passes.timeline import Held, Timeline
 
 #: Bytes per second between a device and the host's pinned memory: PCIe 4.0 x16, as measured by
 #: `bandwidthTest` on an A100. On a CPU the host is the device.

@@ -24,7 +24,7 @@ from autopar.ir.steps import STEPS
 from autopar.passes.assignment import Assignment
 from autopar.passes.choices import layouts_of
 from autopar.passes.localise import local_call
-from autopar.passes.reshard import Step, step_node_args
+from autopar.passes.reshard.path import Step, step_node_args
 
 #: Plans a reshard: (from, to, the value, whether a gradient flows, whether it is the first one of
 #: a parameter) -> its steps.

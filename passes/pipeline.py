@@ -27,8 +27,8 @@ from autopar.passes.device import Device
 from autopar.passes.fuse import fuse
 from autopar.passes.hints import Hint
 from autopar.passes.keep import apply_policies
-from autopar.passes.memory_limit import MemoryLimit, is_far_over, solve_within, timeline_of
-from autopar.passes.memory_usage import ProblemUsages
+from autopar.passes.memory.limit import MemoryLimit, is_far_over, solve_within, timeline_of
+from autopar.passes.memory.usage import ProblemUsages
 from autopar.passes.overlap import priced, settle
 from autopar.passes.partition import partition
 from autopar.passes.place_hints import Placed, place_hints

@@ -11,7 +11,7 @@ from autopar.ir.rule import Rule
 from autopar.passes import pipeline
 from autopar.passes.device import Device
 from autopar.passes.keep_costs import policy_effects
-from autopar.passes.memory_limit import MemoryLimit, timeline_of
+from autopar.passes.memory.limit import MemoryLimit, timeline_of
 from autopar.passes.policies import NO_POLICIES, Given, Policies
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import Searched

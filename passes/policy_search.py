@@ -22,7 +22,7 @@ from typing import Protocol
 from autopar.ir.errors import MemoryLimitError
 from autopar.ir.graph import Graph
 from autopar.passes.communication import format_bytes
-from autopar.passes.memory_limit import MemoryLimit
+from autopar.passes.memory.limit import MemoryLimit
 from autopar.passes.policies import Given, Policies, block_of
 from autopar.passes.search import Searched
 

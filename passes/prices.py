@@ -13,8 +13,8 @@ from autopar.ir.rule import Rule, Strategy
 from autopar.passes.compute_cost import Times, call_times, parameter_times
 from autopar.passes.device import Device
 from autopar.passes.fuse import bucket_bytes
-from autopar.passes.reshard import Step, plan_reshard
-from autopar.passes.reshard_cost import ReshardCosts
+from autopar.passes.reshard.cost import ReshardCosts
+from autopar.passes.reshard.path import Step, plan_reshard
 from autopar.passes.signature import type_of
 
 

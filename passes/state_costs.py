@@ -8,8 +8,8 @@ from autopar.ir.graph import Graph
 from autopar.ir.keep import OFFLOAD, STATE
 from autopar.passes.device import Device
 from autopar.passes.keep_costs import HOST_BANDWIDTH, Effect
-from autopar.passes.node_effects import local_shape
-from autopar.passes.timeline import optimizer_states
+from autopar.passes.memory.effects import local_shape
+from autopar.passes.memory.timeline import optimizer_states
 
 
 def state_effect(lowered: Graph, optimizer: str, device: Device) -> Effect:

@@ -12,7 +12,7 @@ import numpy as np
 
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
-from autopar.passes.reshard import Step
+from autopar.passes.reshard.path import Step
 
 #: One array per rank.
 Pieces = list[np.ndarray]

@@ -23,11 +23,11 @@ from autopar.ir.mesh import Mesh
 from autopar.passes import pipeline
 from autopar.passes.baselines import baseline_assignments
 from autopar.passes.communication import collectives_of
-from autopar.passes.memory import memory_timeline
-from autopar.passes.memory_limit import MemoryLimit, timeline_of
+from autopar.passes.memory.limit import MemoryLimit, timeline_of
+from autopar.passes.memory.simulation import memory_timeline
+from autopar.passes.memory.timeline import Timeline
 from autopar.passes.policies import NO_POLICIES, Policies, resolve_policies
 from autopar.passes.prices import DevicePrices
-from autopar.passes.timeline import Timeline
 from autopar.plans import Plan
 from autopar.runtime.counting import count_communication
 from autopar.runtime.emit import emit

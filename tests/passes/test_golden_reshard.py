@@ -9,7 +9,7 @@ import pytest
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.passes.device import device_for
-from autopar.passes.reshard import plan_reshard
+from autopar.passes.reshard.path import plan_reshard
 from golden_support import GoldenCase, check, golden_cases
 
 _LAYOUT = re.compile(

@@ -14,7 +14,7 @@ from autopar.ir.errors import PlanError
 from autopar.ir.mesh import Mesh
 from autopar.ir.parse import parse_graph
 from autopar.memory_report import CONTRIBUTORS, memory_report, parse_size
-from autopar.passes.memory import memory_timeline
+from autopar.passes.memory.simulation import memory_timeline
 from autopar.passes.stand_ins import callable_of
 from live_bytes import OPTIMIZERS, peak_of_step
 

@@ -14,7 +14,7 @@ from autopar.compiler import Request, trace_model
 from autopar.ir.mesh import Mesh
 from autopar.passes import pipeline
 from autopar.passes.baselines import baseline_assignments
-from autopar.passes.memory_limit import timeline_of
+from autopar.passes.memory.limit import timeline_of
 from autopar.passes.place_hints import Placed
 from autopar.passes.prices import DevicePrices
 from zoo import build

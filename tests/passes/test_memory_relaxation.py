@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.passes.memory_branch import Branches
-from autopar.passes.memory_relaxation import Relaxation
+from autopar.passes.memory.branch import Branches
+from autopar.passes.memory.relaxation import Relaxation
+from autopar.passes.memory.step import Link, Part, StepMemory
 from autopar.passes.solver import Edge, Node, Problem, evaluate
-from autopar.passes.step_memory import Link, Part, StepMemory
 
 GAP = 2e-3
 TIMES = 4

@@ -16,10 +16,10 @@ from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.steps import step_layout
 from autopar.passes.device import device_for
-from autopar.passes.reshard import Step, plan_reshard, step_node_args
-from autopar.passes.reshard_cost import REFERENCE_BYTES
-from autopar.passes.reshard_price import step_times
-from autopar.passes.reshard_steps import Cuts, layouts, steps_from
+from autopar.passes.reshard.cost import REFERENCE_BYTES
+from autopar.passes.reshard.path import Step, plan_reshard, step_node_args
+from autopar.passes.reshard.price import step_times
+from autopar.passes.reshard.steps import Cuts, layouts, steps_from
 
 make = Layout.make
 

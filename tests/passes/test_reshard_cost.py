@@ -13,10 +13,10 @@ from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.passes.collective_cost import collective_time
 from autopar.passes.device import device_for
-from autopar.passes.reshard import plan_reshard
-from autopar.passes.reshard_cost import ReshardCosts
-from autopar.passes.reshard_price import step_times
-from autopar.passes.reshard_steps import Step, layouts, steps_from
+from autopar.passes.reshard.cost import ReshardCosts
+from autopar.passes.reshard.path import plan_reshard
+from autopar.passes.reshard.price import step_times
+from autopar.passes.reshard.steps import Step, layouts, steps_from
 
 MB = 2**20
 

@@ -9,7 +9,7 @@ import torch
 
 from autopar.ir.errors import GraphError
 from autopar.ir.graph import Node, Value
-from autopar.passes.saved import Backward, Call, Forward, Spec, observe, observe_backward
+from autopar.passes.memory.saved import Backward, Call, Forward, Spec, observe, observe_backward
 from autopar.passes.stand_ins import callable_of
 
 FLOAT = 4

@@ -18,14 +18,14 @@ from autopar.ir.mesh import Mesh
 from autopar.passes import pipeline
 from autopar.passes.blocks import NO_BLOCKS, find_blocks
 from autopar.passes.build import Built, build_problem
-from autopar.passes.memory import memory_timeline
-from autopar.passes.memory_problem import with_memory
-from autopar.passes.memory_usage import ProblemUsages
+from autopar.passes.memory.problem import with_memory
+from autopar.passes.memory.shorten import shorten
+from autopar.passes.memory.simulation import memory_timeline
+from autopar.passes.memory.step import StepMemory, step_memory
+from autopar.passes.memory.usage import ProblemUsages
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import output_choices
-from autopar.passes.shorten import shorten
 from autopar.passes.solver import InfeasibleError, evaluate, solve
-from autopar.passes.step_memory import StepMemory, step_memory
 from zoo import build
 
 MESH = Mesh.of({"dp": 2, "tp": 2})

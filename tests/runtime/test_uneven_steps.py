@@ -11,7 +11,7 @@ from torch import Tensor
 from autopar.ir.graph import Node, Value
 from autopar.ir.local import rank_call
 from autopar.ir.mesh import Mesh
-from autopar.passes.reshard_steps import Cuts, Step, layouts, step_node_args, steps_from
+from autopar.passes.reshard.steps import Cuts, Step, layouts, step_node_args, steps_from
 from autopar.runtime.groups import current
 from autopar.runtime.lockstep import run_lockstep
 from autopar.runtime.operators import resolve

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.local import rank_call
-from autopar.passes.saved import (
+from autopar.passes.memory.saved import (
     Backward,
     Call,
     Forward,

@@ -1,6 +1,6 @@
 """The assignment problem with the memory of one training step on it, under a limit.
 
-A node of the problem holds what `step_memory` says of it. What a reshard holds depends on the
+A node of the problem holds what `StepMemory` says of it. What a reshard holds depends on the
 choices of two nodes. So an edge that may hold much is taken apart by a node in the middle, whose
 choice says what one of them asks for and how much the reshard holds::
 
@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.passes.lifetimes import Interval
+from autopar.passes.memory.lifetimes import Interval
+from autopar.passes.memory.step import Part, StepMemory
 from autopar.passes.solver import Edge, Held, InfeasibleError, Node, Problem
-from autopar.passes.step_memory import Part, StepMemory
 
 #: Links that hold less than this share of the limit under every choice are left out.
 IGNORED_SHARE = 1 / 1000

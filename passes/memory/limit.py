@@ -1,12 +1,12 @@
 """The search under a limit on the memory of one rank.
 
-First memory has prices instead of a limit (`memory_relaxation`, `memory_branch`), which gives a
+First memory has prices instead of a limit (`relaxation`, `branch`), which gives a
 bound and good plans. Where these are not near enough, the problem gets every tensor's memory
-(`memory_problem`) and is solved under the limit; what reshards use while they run counts only where
+(`problem`) and is solved under the limit; what reshards use while they run counts only where
 it turned out to matter, so that the problem stays small.
 
-What comes out is simulated exactly (`memory`): a plan over the limit is never returned. Where the
-simulation finds a little more than the problem saw, the problem gets a lower limit.
+What comes out is simulated exactly (`simulation`): a plan over the limit is never returned. Where
+the simulation finds a little more than the problem saw, the problem gets a lower limit.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from autopar.ir.graph import Graph
 from autopar.passes.assignment import Assignment
 from autopar.passes.build import Built
 from autopar.passes.communication import format_bytes
-from autopar.passes.contributors import contributors, remedies
-from autopar.passes.kept import Probe
-from autopar.passes.memory import memory_timeline
-from autopar.passes.memory_branch import Branches
-from autopar.passes.memory_problem import with_memory
-from autopar.passes.memory_relaxation import Column, Relaxation
-from autopar.passes.memory_usage import ProblemUsages
+from autopar.passes.memory.branch import Branches
+from autopar.passes.memory.contributors import contributors, remedies
+from autopar.passes.memory.kept import Probe
+from autopar.passes.memory.problem import with_memory
+from autopar.passes.memory.relaxation import Column, Relaxation
+from autopar.passes.memory.simulation import memory_timeline
+from autopar.passes.memory.step import StepMemory, step_memory, without_reshards
+from autopar.passes.memory.timeline import Timeline
+from autopar.passes.memory.usage import ProblemUsages
 from autopar.passes.solver import (
     InfeasibleError,
     Problem,
@@ -37,8 +39,6 @@ from autopar.passes.solver import (
     least_peak,
     solve,
 )
-from autopar.passes.step_memory import StepMemory, step_memory, without_reshards
-from autopar.passes.timeline import Timeline
 
 #: How long the search under a limit may take, in seconds, when nothing else is said. The exact
 #: simulation of the last plan comes on top.

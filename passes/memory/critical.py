@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from autopar.passes.lifetimes import Interval, Lifetimes
+from autopar.passes.memory.lifetimes import Interval, Lifetimes
 
 
 class Clock:

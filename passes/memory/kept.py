@@ -15,7 +15,15 @@ from autopar.ir.graph import Node
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Factor, Rule, Strategy, is_valid, operand_layout
 from autopar.passes.localise import local_call
-from autopar.passes.saved import Backward, Call, Forward, Resolve, Spec, observe, observe_backward
+from autopar.passes.memory.saved import (
+    Backward,
+    Call,
+    Forward,
+    Resolve,
+    Spec,
+    observe,
+    observe_backward,
+)
 
 #: Makes, for a mesh, what one rank runs for an operator (`autopar.dry_run.dry_operators`).
 Probe = Callable[[Mesh], Resolve]

@@ -18,9 +18,9 @@ import torch
 from autopar.ir.graph import Graph, Node
 from autopar.ir.keep import COMPRESS8, KEEP, OFFLOAD, REGATHER, regions, resident
 from autopar.ir.packed import INDICES, packed_bytes
-from autopar.passes.node_effects import local_shape
-from autopar.passes.saved import Forward
-from autopar.passes.storage import Storage
+from autopar.passes.memory.effects import local_shape
+from autopar.passes.memory.saved import Forward
+from autopar.passes.memory.storage import Storage
 
 #: Makes a storage: name, kind, bytes, position, module.
 New = Callable[[str, str, int, int, str], Storage]

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autopar.ir.graph import Graph, Node, Value
-from autopar.passes.node_effects import Effects
-from autopar.passes.saved import Resolve, Spec
+from autopar.passes.memory.effects import Effects
+from autopar.passes.memory.saved import Resolve, Spec
 
 Interval = tuple[int, int]
 #: Which operands of a call, on tensors of these kinds, may be kept under some strategies only.

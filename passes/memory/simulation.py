@@ -1,7 +1,7 @@
 """The memory timeline of a graph: its step is run through, on sizes alone.
 
-Forward, each call is observed on the shapes and strides its operands have (`autopar.passes.saved`),
-so that views are told from copies. Backward, gradients flow from the outputs and are added up as
+Forward, each call is observed on the shapes and strides its operands have (`saved`), so that views
+are told from copies. Backward, gradients flow from the outputs and are added up as
 autograd does it: into the first term where nothing else holds it, else into a new tensor.
 """
 
@@ -14,11 +14,11 @@ from autopar.ir.fused import FUSED
 from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.keep import OFFLOAD, STATE, STEP_BYTES
 from autopar.ir.steps import STEPS
-from autopar.passes.memory_keep import Keeping
-from autopar.passes.node_effects import Effects
-from autopar.passes.saved import Resolve, Spec
-from autopar.passes.storage import Storage
-from autopar.passes.timeline import OPTIMIZER_WORKSPACE, Held, Timeline, optimizer_states
+from autopar.passes.memory.effects import Effects
+from autopar.passes.memory.keeping import Keeping
+from autopar.passes.memory.saved import Resolve, Spec
+from autopar.passes.memory.storage import Storage
+from autopar.passes.memory.timeline import OPTIMIZER_WORKSPACE, Held, Timeline, optimizer_states
 
 
 def memory_timeline(graph: Graph, resolve: Resolve, *, optimizer: str = "adam") -> Timeline:

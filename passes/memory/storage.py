@@ -1,4 +1,4 @@
-"""A piece of memory while a step is simulated (`autopar.passes.memory`)."""
+"""A piece of memory while a step is simulated (`autopar.passes.memory.simulation`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Plans under a memory limit by branch and bound on the relaxation of the limit.
 
-Where the best mixture of columns (`memory_relaxation`) is cheaper than the best plan, its columns
+Where the best mixture of columns (`relaxation`) is cheaper than the best plan, its columns
 disagree about some node's memory: the node's choices are split, and both halves relaxed again, from
 the prices that were good for the whole. The half with the lowest bound comes first.
 """
@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from autopar.passes.memory_relaxation import Column, Relaxation
+from autopar.passes.memory.relaxation import Column, Relaxation
 from autopar.passes.solver import InfeasibleError
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from autopar.passes.communication import format_bytes
-from autopar.passes.timeline import Held, Timeline
+from autopar.passes.memory.timeline import Held, Timeline
 
 #: The share of a peak above which a kind of memory is worth naming.
 _MUCH = 0.15

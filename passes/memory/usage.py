@@ -4,7 +4,7 @@ One choice of a problem node says which layouts it gives and asks. From `lifetim
 held for it: a storage carried by a slot counts in the layout that the slot's node chose for it.
 Added are what autograd keeps besides operands and results and what operators use for a moment
 (`kept`), and the optimizer's state and workspace. What a reshard leaves and uses depends on the two
-nodes that it lies between (`reshard_memory`).
+nodes that it lies between (`reshards`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from autopar.passes.blocks import NO_BLOCKS, Blocks
 from autopar.passes.build import Built
 from autopar.passes.choices import Choices
 from autopar.passes.device import Device
-from autopar.passes.kept import Kept, Piece, Probe, kept_by
-from autopar.passes.lifetimes import Carried, Interval, Lifetimes, Slot
-from autopar.passes.reshard_memory import ReshardMemory, reshard_memory
-from autopar.passes.saved import Resolve, Spec
-from autopar.passes.shorten import shorten
+from autopar.passes.memory.kept import Kept, Piece, Probe, kept_by
+from autopar.passes.memory.lifetimes import Carried, Interval, Lifetimes, Slot
+from autopar.passes.memory.reshards import ReshardMemory, reshard_memory
+from autopar.passes.memory.saved import Resolve, Spec
+from autopar.passes.memory.shorten import shorten
+from autopar.passes.memory.timeline import OPTIMIZER_WORKSPACE, optimizer_states
 from autopar.passes.signature import signature
 from autopar.passes.stand_ins import callable_of
-from autopar.passes.timeline import OPTIMIZER_WORKSPACE, optimizer_states
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from autopar.ir.errors import LayoutError
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.passes.device import Device
-from autopar.passes.reshard_cost import path_table
-from autopar.passes.reshard_steps import Step, step_node_args
+from autopar.passes.reshard.cost import path_table
+from autopar.passes.reshard.steps import Step, step_node_args
 
 __all__ = ["Step", "plan_reshard", "step_node_args"]
 

@@ -1,6 +1,6 @@
 """What reshards cost: shortest paths over single steps, and whole matrices for the planner.
 
-All layouts of a tensor form a graph whose edges are the steps of `reshard_steps`. A step's time
+All layouts of a tensor form a graph whose edges are the steps of `steps`. A step's time
 is a line over the bytes of the tensor, so a path's is too: shortest paths are searched once per
 mesh, rank and pattern of cuts, and a cost matrix is then two array look-ups. Sizes that the mesh
 divides share their pattern; one that it does not divide has its own, with the largest pieces.
@@ -22,9 +22,9 @@ from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.passes.device import Device
 from autopar.passes.fetch_cost import in_buckets
-from autopar.passes.reshard_price import even_share, line_of, step_line
-from autopar.passes.reshard_steps import Cuts, Step, layouts, steps_from
-from autopar.passes.shortest_paths import accumulate, shortest_paths
+from autopar.passes.reshard.price import even_share, line_of, step_line
+from autopar.passes.reshard.shortest_paths import accumulate, shortest_paths
+from autopar.passes.reshard.steps import Cuts, Step, layouts, steps_from
 
 #: Paths are compared at these sizes in bytes; a tensor uses the one nearest to its own.
 REFERENCE_BYTES = (2.0**16, 2.0**21, 2.0**26, 2.0**31)

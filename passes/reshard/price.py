@@ -13,7 +13,7 @@ from autopar.ir.layout import REPLICATE, Layout
 from autopar.ir.mesh import Mesh
 from autopar.passes.collective_cost import NOTHING, Line, collective_line
 from autopar.passes.device import Device, bytes_moved
-from autopar.passes.reshard_steps import Step
+from autopar.passes.reshard.steps import Step
 
 
 class StepLine(NamedTuple):

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from autopar.passes.memory.step import Link, Part, StepMemory
 from autopar.passes.solver import Edge, MatrixModel, Problem, Solution, evaluate, solve
-from autopar.passes.step_memory import Link, Part, StepMemory
 
 #: How far the prices asked for are from the best ones towards the duals.
 _TOWARDS = 0.6

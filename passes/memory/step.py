@@ -1,8 +1,8 @@
 """What a training step holds under any solution of the assignment problem, without running it.
 
-All of `memory_usage` added up: for every node what each of its choices holds and when, for every
+All of `usage` added up: for every node what each of its choices holds and when, for every
 pair of nodes what the reshards between them hold. It agrees with the simulation of the partitioned
-graph (`memory`) up to copies of copies, which it counts twice, and buckets (`fuse`).
+graph (`simulation`) up to copies of copies, which it counts twice, and buckets (`fuse`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.passes.critical import Clock
-from autopar.passes.lifetimes import Interval
-from autopar.passes.memory_usage import Move, ProblemUsages
+from autopar.passes.memory.critical import Clock
+from autopar.passes.memory.lifetimes import Interval
+from autopar.passes.memory.usage import Move, ProblemUsages
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,8 +20,8 @@ import numpy as np
 from autopar.ir.layout import REPLICATE, Layout
 from autopar.ir.mesh import Mesh
 from autopar.passes.device import Device
-from autopar.passes.reshard_cost import PathTable, path_table
-from autopar.passes.reshard_steps import Step
+from autopar.passes.reshard.cost import PathTable, path_table
+from autopar.passes.reshard.steps import Step
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,1 @@
+"""What a training step holds, and the search under a limit on it."""

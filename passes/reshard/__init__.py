@@ -1,0 +1,1 @@
+"""Changes of layout: their steps, cheapest paths and prices."""
