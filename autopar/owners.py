@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,8 +14,9 @@ from autopar.face import Face
 
 #: A parameter of a parallelised model -> its name, and the module that trains its pieces.
 _originals: Any = WeakIdKeyDictionary()
-#: A parameter of a parallel module -> the module.
-_pieces: Any = WeakIdKeyDictionary()
+#: The parallel modules. Not their parameters: PyTorch changes the dtype or device of one that is a
+#: DTensor only while nothing has a weak reference to it.
+_faces: weakref.WeakSet[Face] = weakref.WeakSet()
 #: Optimizer -> how many parameters it had when they were looked at, and their module, if any.
 _trained: weakref.WeakKeyDictionary[Optimizer, tuple[int, weakref.ref[Face] | None]] = (
     weakref.WeakKeyDictionary()
@@ -25,8 +27,7 @@ def remember(model: nn.Module, face: Face) -> None:
     """Note whose the parameters of a model, and of the parallel module made from it, are."""
     for name, parameter in model.named_parameters():
         _originals[parameter] = (name, weakref.ref(face))
-    for parameter in face.parameters():
-        _pieces[parameter] = weakref.ref(face)
+    _faces.add(face)
     _trained.clear()
 
 
@@ -37,10 +38,10 @@ def owner_of(parameter: Tensor) -> tuple[str, Face] | None:
     return None if found is None or face is None else (found[0], face)
 
 
-def face_of(parameter: Tensor) -> Face | None:
-    """The parallel module that a parameter is a piece of; None for any other parameter."""
-    found = _pieces.get(parameter)
-    return None if found is None else found()
+def faces_of(parameters: Sequence[Tensor]) -> list[Face | None]:
+    """The parallel module that each parameter is a piece of; None for any other parameter."""
+    owners = {id(p): face for face in list(_faces) for p in face.parameters()}
+    return [owners.get(id(parameter)) for parameter in parameters]
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -56,7 +57,7 @@ def trained_by(optimizer: Optimizer) -> Face | None:
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     known = _trained.get(optimizer)
     if known is None or known[0] != count:
-        face = next(filter(None, map(face_of, parameters_of(optimizer))), None)
+        face = next(filter(None, faces_of(parameters_of(optimizer))), None)
         known = count, None if face is None else weakref.ref(face)
         _trained[optimizer] = known
     return None if known[1] is None else known[1]()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autopar.face import Face
 from autopar.ir.errors import OptimizerError
-from autopar.owners import face_of, owner_of, parameters_of, trained_by
+from autopar.owners import faces_of, owner_of, parameters_of, trained_by
 
 #: Scalers that scaled something since their last update -> optimizers whose gradients they have
 #: divided again.
@@ -206,12 +206,11 @@ def _checked_clip(clip: Callable[..., Any]) -> Any:
     return checked
 
 
-def _check_clipping(parameters: Iterable[Tensor]) -> None:
+def _check_clipping(parameters: Sequence[Tensor]) -> None:
     divided = {
         id(p) for found in _scaled.values() for optimizer in found for p in parameters_of(optimizer)
     }
-    for parameter in parameters:
-        face = face_of(parameter)
+    for parameter, face in zip(parameters, faces_of(parameters), strict=True):
         if face is None or face.computes_in != torch.float16 or parameter.grad is None:
             continue
         if id(parameter) not in divided:
