@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import make_contiguous_strides_for
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor import Replicate as DReplicate
 from torch.distributed.tensor import Shard as DShard
@@ -40,7 +41,7 @@ def as_global(local: Tensor, layout: Layout, shape: Sequence[int], context: Rank
         placements(layout, context.mesh),
         run_check=False,
         shape=torch.Size(shape),
-        stride=torch.empty(tuple(shape), device="meta").stride(),
+        stride=make_contiguous_strides_for(shape),
     )
 
 

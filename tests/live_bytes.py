@@ -40,6 +40,8 @@ class LiveBytes(TorchDispatchMode):
     def _count(self, tensor: Tensor) -> None:
         if isinstance(tensor, DTensor):  # a wrapper has no memory of its own
             tensor = tensor._local_tensor
+        if tensor.is_meta:  # only the shape of something
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._sizes:
