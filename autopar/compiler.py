@@ -34,6 +34,7 @@ from autopar.mixed import MixedPrecision, region
 from autopar.passes import pipeline
 from autopar.passes.assignment import Assignment
 from autopar.passes.choices import rules_of
+from autopar.passes.collector import no_collection
 from autopar.passes.communication import format_bytes
 from autopar.passes.device import Device, device_for
 from autopar.passes.hints import Hint
@@ -249,6 +250,7 @@ def _module_names(model: nn.Module) -> dict[str, str]:
     }
 
 
+@no_collection()
 def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | None = None) -> Plan:
     """Search the assignment of a traced model. `pinned` gives parameter layouts by name."""
     mode = request.mode or ("semi_auto" if traced.placed.fixes else "auto")

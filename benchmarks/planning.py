@@ -72,6 +72,7 @@ def run_case(name: str, layers: int, mesh: str, share: float) -> dict[str, objec
     from autopar.compiler import Request, describe_plan, trace_model
     from autopar.ir.mesh import Mesh
     from autopar.passes import pipeline
+    from autopar.passes.collector import no_collection
 
     torch.set_num_threads(1)
     sizes = [int(n) for n in mesh.split(",")]
@@ -83,13 +84,14 @@ def run_case(name: str, layers: int, mesh: str, share: float) -> dict[str, objec
     began = time.perf_counter()
     traced = trace_model(model, (), call, request)  # type: ignore[arg-type]
     traced_at = time.perf_counter()
-    searched = pipeline.decide(
-        traced.placed, request.mesh, request.device, mode="auto", outputs="auto"
-    )
-    decided_at = time.perf_counter()
-    solution = searched.solution
-    describe_plan(traced, request, searched.assignment, "auto", solution.cost, solution.bound)
-    lowered_at = time.perf_counter()
+    with no_collection():  # as `make_plan` has it
+        searched = pipeline.decide(
+            traced.placed, request.mesh, request.device, mode="auto", outputs="auto"
+        )
+        decided_at = time.perf_counter()
+        solution = searched.solution
+        describe_plan(traced, request, searched.assignment, "auto", solution.cost, solution.bound)
+        lowered_at = time.perf_counter()
     solving = sum(stage.seconds for stage in solution.stages)
     row = {
         "model": name,
