@@ -41,7 +41,7 @@ def as_global(local: Tensor, layout: Layout, shape: Sequence[int], context: Rank
         placements(layout, context.mesh),
         run_check=False,
         shape=torch.Size(shape),
-        stride=make_contiguous_strides_for(shape),
+        stride=make_contiguous_strides_for(tuple(shape)),
     )
 
 
