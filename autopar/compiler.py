@@ -38,7 +38,6 @@ from autopar.passes.collector import no_collection
 from autopar.passes.communication import format_bytes
 from autopar.passes.device import Device, device_for
 from autopar.passes.hints import Hint
-from autopar.passes.keep_costs import policy_effects
 from autopar.passes.memory.limit import MemoryLimit
 from autopar.passes.memory.timeline import optimizer_states
 from autopar.passes.overlap import NOTHING_HIDDEN, Hiding
@@ -50,6 +49,7 @@ from autopar.passes.policies import (
     check_given,
     resolve_policies,
 )
+from autopar.passes.policy_costs import effects_on
 from autopar.passes.policy_search import AUTO
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import MODES, OUTPUTS, Searched
@@ -411,17 +411,9 @@ def _kept_rows(
     """What the policies save and cost in training."""
     if not policies or not traced.program.training:
         return ()
-    plain, lowered = (
-        pipeline.in_buckets(partitioned, prices.device, each) for each in (NO_POLICIES, policies)
-    )
-    effects = policy_effects(
-        traced.graph,
-        plain,
-        lowered,
-        traced.rules,
-        assignment,
-        prices,
-        partial(dry_operators, backend=prices.device.backend),
+    probe = partial(dry_operators, backend=prices.device.backend)
+    lowered, effects = effects_on(
+        traced.graph, partitioned, traced.rules, assignment, prices, policies, probe
     )
     rows = make_kept_rows(effects)
     if not policies.offloads_optimizer:

@@ -45,8 +45,7 @@ def meet(context: RankContext, what: str) -> None:
         return
     ranks = tuple(context.device_mesh.mesh.flatten().tolist())
     number = _meetings.get(ranks, 0)
-    prefix = f"autopar/{'-'.join(map(str, ranks))}/{number}"
-    store = dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+    store = _store_of(ranks, number)
     everyone = [str(rank) for rank in range(context.mesh.size)]
     store.set(str(context.rank), what)
     try:
@@ -58,16 +57,19 @@ def meet(context: RankContext, what: str) -> None:
     # Everybody has read the meeting before this one.
     _meetings[ranks] = number + 1
     if number:
-        before = f"autopar/{'-'.join(map(str, ranks))}/{number - 1}"
-        dist.PrefixStore(before, dist.distributed_c10d._get_default_store()).delete_key(
-            str(context.rank)
-        )
+        _store_of(ranks, number - 1).delete_key(str(context.rank))
     for rank, other in enumerate(came_for):
         if other != came_for[0]:
             raise DesyncError(
                 f"rank 0 has called {came_for[0]}, rank {rank} {other}; all ranks call the same "
                 "functions in the same order"
             )
+
+
+def _store_of(ranks: tuple[int, ...], number: int) -> dist.Store:
+    """Where ranks write that they have come to one of their meetings."""
+    prefix = f"autopar/{'-'.join(map(str, ranks))}/{number}"
+    return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
 
 
 def _limit(context: RankContext) -> timedelta:

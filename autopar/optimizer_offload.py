@@ -95,8 +95,7 @@ def watch_offload(needs_whole: Callable[[Optimizer], bool]) -> None:
 def put_away(optimizer: Optimizer) -> None:
     """Move an optimizer's state to the host, where its module asks for that."""
     if _offloads(optimizer):
-        for parameter in list(optimizer.state):
-            optimizer.state[parameter] = pytree.tree_map(_to_host, optimizer.state[parameter])
+        _move(optimizer, list(optimizer.state), _to_host)
 
 
 def _offloads(optimizer: Optimizer) -> bool:
@@ -147,9 +146,16 @@ def _like(value: Tensor, local: Tensor) -> Tensor:
     return local
 
 
+def _move(optimizer: Optimizer, parameters: Sequence[Tensor], way: Callable[[Any], Any]) -> None:
+    """Send the state of some parameters, of those that have any, one way."""
+    for parameter in parameters:
+        state = optimizer.state.get(parameter)
+        if state:
+            optimizer.state[parameter] = pytree.tree_map(way, state)
+
+
 def _take_all(optimizer: Optimizer) -> None:
-    for parameter in list(optimizer.state):
-        optimizer.state[parameter] = pytree.tree_map(_to_device, optimizer.state[parameter])
+    _move(optimizer, list(optimizer.state), _to_device)
 
 
 # -- in parts -------------------------------------------------------------------------------------
@@ -169,16 +175,11 @@ def _step_in_parts(optimizer: Optimizer) -> None:
             for k, group in enumerate(optimizer.param_groups):
                 # In place: some optimizers keep a reference to the list.
                 group["params"][:] = [p for at, p in trained[start:end] if at == k]
-            for _, parameter in trained[start:end]:
-                if parameter in optimizer.state:
-                    state = optimizer.state[parameter]
-                    optimizer.state[parameter] = pytree.tree_map(_to_device, state)
+            part = [parameter for _, parameter in trained[start:end]]
+            _move(optimizer, part, _to_device)
             if number < len(parts) - 1:
                 _plain_step(optimizer)
-                for _, parameter in trained[start:end]:
-                    state = optimizer.state.get(parameter, {})
-                    if state:
-                        optimizer.state[parameter] = pytree.tree_map(_to_host, state)
+                _move(optimizer, part, _to_host)
     except BaseException:
         _rejoin(optimizer)
         raise

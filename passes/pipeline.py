@@ -28,6 +28,7 @@ from autopar.passes.fuse import fuse
 from autopar.passes.hints import Hint
 from autopar.passes.keep import apply_policies
 from autopar.passes.memory.limit import MemoryLimit, is_far_over, solve_within, timeline_of
+from autopar.passes.memory.step import without_reshards
 from autopar.passes.memory.usage import ProblemUsages
 from autopar.passes.overlap import priced, settle
 from autopar.passes.partition import partition
@@ -115,8 +116,9 @@ def decide(
     )
     overcounts = bool(policies)
     known = None
+    nodes = None if overcounts else without_reshards(usages)
     # A simulation takes as long as all of the search: it is left out where it can only say no.
-    if overcounts or not is_far_over(usages, found.solution.choice, limit):
+    if nodes is None or not is_far_over(nodes, found.solution.choice, limit):
         known = timeline_of(lowered(found.assignment), limit)
         if known.peak <= limit.nbytes:
             return found
@@ -132,7 +134,15 @@ def decide(
         return [(name, each.assignment) for name, each in ranked]
 
     within = solve_within(
-        fixed, usages, limit, lowered, experts, found.weighed, known, overcounts=overcounts
+        fixed,
+        usages,
+        limit,
+        lowered,
+        experts,
+        found.weighed,
+        known,
+        nodes=nodes,
+        overcounts=overcounts,
     )
     settled = settle(built.problem, built.parts, within.solution, weight)
     return replace(

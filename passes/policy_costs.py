@@ -9,12 +9,34 @@ from autopar.ir.graph import Graph
 from autopar.ir.keep import REGATHER
 from autopar.ir.rule import Rule
 from autopar.passes import pipeline
+from autopar.passes.assignment import Assignment
 from autopar.passes.device import Device
-from autopar.passes.keep_costs import policy_effects
+from autopar.passes.keep_costs import Effect, Place, policy_effects
+from autopar.passes.memory.kept import Probe
 from autopar.passes.memory.limit import MemoryLimit, timeline_of
 from autopar.passes.policies import NO_POLICIES, Given, Policies
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import Searched
+
+
+def effects_on(
+    graph: Graph,
+    made: Graph,
+    rules: Mapping[str, Rule],
+    assignment: Assignment,
+    prices: DevicePrices,
+    policies: Policies,
+    probe: Probe,
+) -> tuple[Graph, dict[Place, Effect]]:
+    """The graph that ranks run under policies, and what these do in it (`policy_effects`).
+
+    graph, made:
+        the traced graph, and the partitioned one before buckets
+    """
+    plain, lowered = (
+        pipeline.in_buckets(made, prices.device, each) for each in (NO_POLICIES, policies)
+    )
+    return lowered, policy_effects(graph, plain, lowered, rules, assignment, prices, probe)
 
 
 @dataclass(frozen=True)
@@ -58,12 +80,9 @@ class PlanCosts:
         if not replace(policies, offloads_optimizer=False):
             return 0.0
         assignment, made = searched.assignment, self._partitioned(searched)
-        plain, lowered = (
-            pipeline.in_buckets(made, self.device, each) for each in (NO_POLICIES, policies)
-        )
         prices = DevicePrices(assignment.mesh, self.device)
-        effects = policy_effects(
-            self.graph, plain, lowered, self.rules, assignment, prices, self.limit.operators
+        _, effects = effects_on(
+            self.graph, made, self.rules, assignment, prices, policies, self.limit.operators
         )
         return sum(effect.seconds for effect in effects.values())
 

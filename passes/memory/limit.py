@@ -28,7 +28,7 @@ from autopar.passes.memory.kept import Probe
 from autopar.passes.memory.problem import with_memory
 from autopar.passes.memory.relaxation import Column, Relaxation
 from autopar.passes.memory.simulation import memory_timeline
-from autopar.passes.memory.step import StepMemory, step_memory, without_reshards
+from autopar.passes.memory.step import StepMemory, step_memory
 from autopar.passes.memory.timeline import Timeline
 from autopar.passes.memory.usage import ProblemUsages
 from autopar.passes.solver import (
@@ -111,9 +111,9 @@ def timeline_of(graph: Graph, limit: MemoryLimit) -> Timeline:
     return memory_timeline(graph, limit.operators(graph.mesh), optimizer=limit.optimizer)
 
 
-def is_far_over(usages: ProblemUsages, choice: tuple[int, ...], limit: MemoryLimit) -> bool:
+def is_far_over(memory: StepMemory, choice: tuple[int, ...], limit: MemoryLimit) -> bool:
     """Whether an assignment is over the limit by more than the problem may count too much."""
-    return without_reshards(usages).peak(choice) > _CLEARLY * limit.nbytes
+    return memory.peak(choice) > _CLEARLY * limit.nbytes
 
 
 def solve_within(
@@ -125,6 +125,7 @@ def solve_within(
     cheapest: Solution,
     known: Timeline | None,
     *,
+    nodes: StepMemory | None = None,
     overcounts: bool = False,
 ) -> Within:
     """The cheapest assignment whose simulated peak is within the limit, and never dearer than the
@@ -138,6 +139,8 @@ def solve_within(
         the solution of the problem without a limit
     known:
         the simulation of the cheapest plan, which is over the limit, if there was one
+    nodes:
+        what is known of `usages` already (`without_reshards`)
     overcounts:
         whether `usages` counts things that `lower` does not keep. What is over the limit by it
         may fit then, so nothing it says is a bound or a proof
@@ -145,7 +148,7 @@ def solve_within(
     Raises MemoryLimitError, with the smallest peak reached and what it is made of, where no plan
     was found that fits.
     """
-    return _Search(built, usages, limit, lower, cheapest, known, overcounts).run(experts)
+    return _Search(built, usages, limit, lower, cheapest, known, nodes, overcounts).run(experts)
 
 
 class _Search:
@@ -157,12 +160,13 @@ class _Search:
         lower: Lower,
         cheapest: Solution,
         known: Timeline | None,
+        nodes: StepMemory | None,
         overcounts: bool,
     ) -> None:
         self.until = time.perf_counter() + limit.seconds
         self.built, self.usages, self.limit, self.lower = built, usages, limit, lower
         self.overcounts, self.cheapest = overcounts, cheapest
-        self.memory: StepMemory = step_memory(usages)
+        self.memory: StepMemory = step_memory(usages, nodes)
         # What the problem is told: lower than the limit where it saw less than there is.
         self.told = float(limit.nbytes)
         self.followed: set[int] = set()
@@ -341,8 +345,7 @@ class _Search:
             cost, _ = evaluate(self.built.problem, choice)
             if found is not None and cost >= found.cost:
                 continue
-            far_over = self.memory.peak(choice) > _CLEARLY * self.limit.nbytes
-            too_large = far_over and not self.overcounts
+            too_large = not self.overcounts and is_far_over(self.memory, choice, self.limit)
             if not too_large and self._fits(choice):
                 return name, self._as_found(choice)
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -91,33 +91,32 @@ class StepMemory:
         return float(self.profile(choice).max(initial=0.0))
 
 
-def step_memory(usages: ProblemUsages) -> StepMemory:
-    """Add up what everything holds."""
-    clock = _clock(usages)
-    return StepMemory(_held(usages, clock), _links(usages, clock), clock.end)
+def step_memory(usages: ProblemUsages, nodes: StepMemory | None = None) -> StepMemory:
+    """Add up what everything holds.
+
+    nodes:
+        what is known of it already (`without_reshards`)
+    """
+    nodes = without_reshards(usages) if nodes is None else nodes
+    clock = _clock(usages, len(usages.optimizer_step()))
+    return replace(nodes, links=_links(usages, clock))
+
+
+def _clock(usages: ProblemUsages, steps: int) -> Clock:
+    return Clock(usages.lives, usages.passed_over, steps)
 
 
 def without_reshards(usages: ProblemUsages) -> StepMemory:
     """The same without what reshards hold: less than there is, and known sooner."""
-    clock = _clock(usages)
-    return StepMemory(_held(usages, clock), (), clock.end)
-
-
-def _clock(usages: ProblemUsages) -> Clock:
-    return Clock(usages.lives, usages.passed_over, len(usages.optimizer_step()))
-
-
-def _held(
-    usages: ProblemUsages, clock: Clock
-) -> tuple[tuple[tuple[Interval, np.ndarray], ...], ...]:
-    """What the choices of every node hold (`StepMemory.held`)."""
+    steps = usages.optimizer_step()
+    clock = _clock(usages, len(steps))
     holds = [_Holds() for _ in usages.built.problem.nodes]
     for usage in usages.usages():
         interval = clock.interval(usage.interval)
         holds[usage.node].add(usage.kind, usage.usages, interval, usage.times)
-    for number, (index, workspace) in enumerate(usages.optimizer_step().items()):
+    for number, (index, workspace) in enumerate(steps.items()):
         holds[index].add("step", workspace, clock.moment(number), 1)
-    return tuple(hold.held() for hold in holds)
+    return StepMemory(tuple(hold.held() for hold in holds), (), clock.end)
 
 
 class _Holds:
