@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from autopar.ir.fused import WAITS
 from autopar.ir.mesh import Mesh
 from autopar.runtime.groups import Group, Landing, RankContext
 from autopar.runtime.operators import resolve
@@ -56,11 +57,16 @@ class _DryTransport:
         pass
 
     def connect(self, axes: tuple[str, ...]) -> Group:
-        return self.group(axes, self.mesh.axis_size(*axes), 0)
+        members = self.mesh.group(0, axes)
+        ordered = sorted(members)
+        return self.group(axes, len(members), 0, [ordered.index(rank) for rank in members])
 
 
 class _DryGroup(Group):
-    """What each collective returns, as far as its shape goes."""
+    """What each collective returns, as far as its shape goes.
+
+    Those that may run beside what follows call `WAITS` where they are waited for.
+    """
 
     @property
     def is_first(self) -> bool:
@@ -80,7 +86,15 @@ class _DryGroup(Group):
         return pieces.new_zeros(pieces.shape)
 
     def _start_all_reduce(self, x: Tensor) -> Landing:
-        return lambda: x  # the sum takes the place of its terms
+        return lambda: WAITS(x)  # the sum takes the place of its terms
+
+    def _start_all_gather(self, x: Tensor) -> Landing:
+        stacked = self._all_gather(x, 0)
+        return lambda: WAITS(stacked)
+
+    def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
+        piece = pieces.new_zeros(pieces.shape[1:])
+        return lambda: WAITS(piece)
 
     def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
         return flat.new_zeros(sum(row[self.index] for row in counts))
@@ -94,4 +108,4 @@ class _GlooGroup(_DryGroup):
 
     def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
         received = pieces.new_zeros(pieces.shape)
-        return lambda: received.new_zeros(received.shape[1:])
+        return lambda: WAITS(received).new_zeros(received.shape[1:])

@@ -29,6 +29,9 @@ from autopar.ir.steps import step_layout
 
 FUSED = "autopar.fused"
 
+#: What a dry run of it calls on a tensor where it waits for the collective that makes it.
+WAITS = torch.ops.aten.alias.default
+
 #: The step that casts.
 CAST_STEP = "autopar.cast"
 

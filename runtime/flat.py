@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autopar.runtime.groups import Group, Sizes
+from autopar.runtime.groups import Group, Sizes, release
 
 #: Many tensors on their way: waits for them and gives them.
 Landings = Callable[[], list[Tensor]]
@@ -44,14 +44,17 @@ def start_all_gather(group: Group, xs: Sequence[Tensor], cuts: Sequence[Cut]) ->
     """Each tensor whole, from the ranks' pieces."""
     pieces = [_padded(x, cut) for x, cut in zip(xs, cuts, strict=True)]
     shapes = [x.shape for x in pieces]
-    flat = pieces[0].reshape(-1) if len(pieces) == 1 else torch.cat([x.reshape(-1) for x in pieces])
+    alone = len(pieces) == 1
+    flat = pieces[0].reshape(-1) if alone else torch.cat([x.reshape(-1) for x in pieces])
     landing = group.start_all_gather(flat)
 
     def land() -> list[Tensor]:
         stacked = landing()
+        if not alone:
+            release(flat)
         columns = stacked.split([shape.numel() for shape in shapes], 1)
         return [
-            _joined(column.view(group.size, *shape), cut)
+            _joined(group, column.view(group.size, *shape), cut)
             for column, shape, cut in zip(columns, shapes, cuts, strict=True)
         ]
 
@@ -60,16 +63,23 @@ def start_all_gather(group: Group, xs: Sequence[Tensor], cuts: Sequence[Cut]) ->
 
 def start_reduce_scatter(group: Group, xs: Sequence[Tensor], cuts: Sequence[Cut]) -> Landings:
     """This rank's piece of the sum of each tensor; the results are parts of one buffer."""
-    blocks = [_blocks(x, cut, group.size) for x, cut in zip(xs, cuts, strict=True)]
-    shapes = [block.shape[1:] for block in blocks]
+    shapes = [_block_shape(x, cut, group.size) for x, cut in zip(xs, cuts, strict=True)]
     counts = [shape.numel() for shape in shapes]
     stacked = xs[0].new_empty((group.size, sum(counts)))
-    for column, block in zip(stacked.split(counts, 1), blocks, strict=True):
-        column.view(block.shape).copy_(block)
+    for column, x, cut, shape in zip(stacked.split(counts, 1), xs, cuts, shapes, strict=True):
+        places = column.view(group.size, *shape)
+        if group.in_order and cut.sizes is None:
+            places.copy_(x.unflatten(cut.dim, (group.size, -1)).movedim(cut.dim, 0))
+            continue
+        blocks = x.split(shape[cut.dim] if cut.sizes is None else cut.sizes, cut.dim)
+        for place, block in zip(group.unstack(places), blocks, strict=True):
+            place.copy_(_padded(block, cut))
     landing = group.start_reduce_scatter(stacked)
 
     def land() -> list[Tensor]:
-        found = _parts(landing(), shapes)
+        landed = landing()
+        release(stacked)
+        found = _parts(landed, shapes)
         return [_trimmed(x, cut, group.index) for x, cut in zip(found, cuts, strict=True)]
 
     return land
@@ -89,19 +99,19 @@ def _padded(x: Tensor, cut: Cut) -> Tensor:
     return torch.cat([x, x.new_zeros(shape)], cut.dim)
 
 
-def _joined(stacked: Tensor, cut: Cut) -> Tensor:
+def _joined(group: Group, stacked: Tensor, cut: Cut) -> Tensor:
     """The whole tensor from stacked (padded) pieces."""
     if cut.sizes is None:
-        return stacked.movedim(0, cut.dim).flatten(cut.dim, cut.dim + 1).contiguous()
-    pieces = zip(stacked.unbind(), cut.sizes, strict=True)
+        return group.join(stacked, cut.dim).contiguous()
+    pieces = zip(group.unstack(stacked), cut.sizes, strict=True)
     return torch.cat([piece.narrow(cut.dim, 0, size) for piece, size in pieces], cut.dim)
 
 
-def _blocks(x: Tensor, cut: Cut, count: int) -> Tensor:
-    """The (padded) blocks of a whole tensor, stacked in front."""
-    if cut.sizes is None:
-        return x.unflatten(cut.dim, (count, -1)).movedim(cut.dim, 0)
-    return torch.stack([_padded(block, cut) for block in x.split(cut.sizes, cut.dim)])
+def _block_shape(x: Tensor, cut: Cut, count: int) -> torch.Size:
+    """The shape of each of the (padded) blocks of a whole tensor."""
+    shape = list(x.shape)
+    shape[cut.dim] = shape[cut.dim] // count if cut.sizes is None else max(cut.sizes)
+    return torch.Size(shape)
 
 
 def _trimmed(x: Tensor, cut: Cut, index: int) -> Tensor:

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.ir.errors import LayoutError, MeshError
 from autopar.ir.mesh import Mesh
+from autopar.runtime.compiling import is_compiling
 from autopar.runtime.counting import record
 from autopar.runtime.random import RandomState, default_generator
 
@@ -44,6 +45,9 @@ class Group:
         the axes, major first; ranks are ordered as they run along them
     size, index:
         how many ranks there are, and the position of this one
+    places, in_order:
+        where, in what a transport stacks, the piece of each rank lies (process groups have an order
+        of their own), and whether that is the order of the group
 
     Tensors may have any strides. What communication returns is new, contiguous and carries no
     gradient; in a group of one rank it is the argument, detached. Pieces have one size along the
@@ -52,10 +56,14 @@ class Group:
     transport takes different shapes.
     """
 
-    def __init__(self, axes: tuple[str, ...], size: int, index: int) -> None:
+    def __init__(
+        self, axes: tuple[str, ...], size: int, index: int, places: Sequence[int] | None = None
+    ) -> None:
         self.axes = axes
         self.size = size
         self.index = index
+        self.places = tuple(range(size) if places is None else places)
+        self.in_order = self.places == tuple(range(size))
         #: This rank's number in the mesh, where a context made the group.
         self.rank: int | None = None
 
@@ -81,11 +89,11 @@ class Group:
             return x
         if not _differ(sizes):
             self._count("all_gather", x, self.size)
-            return _join(self._all_gather(x.contiguous(), dim), dim % x.dim())
+            return self.join(self._all_gather(x.contiguous(), dim), dim % x.dim())
         assert sizes is not None
         padded = _padded(x, dim, max(sizes))
         self._count("all_gather", padded, self.size)
-        pieces = self._all_gather(padded, dim).unbind()
+        pieces = self.unstack(self._all_gather(padded, dim))
         trimmed = [p.narrow(dim, 0, size) for p, size in zip(pieces, sizes, strict=True)]
         return torch.cat(trimmed, dim)
 
@@ -100,7 +108,7 @@ class Group:
             return self._reduce_scatter(pieces, _reduction(x, "sum"), dim)
         assert sizes is not None
         most = max(sizes)
-        pieces = torch.stack([_padded(p, dim, most) for p in x.split(sizes, dim)])
+        pieces = self.stack([_padded(p, dim, most) for p in x.split(sizes, dim)])
         self._count("reduce_scatter", pieces, 1)
         piece = self._reduce_scatter(pieces, _reduction(x, "sum"), dim)
         return piece.narrow(dim, 0, sizes[self.index]).contiguous()
@@ -120,7 +128,8 @@ class Group:
         if not _differ(split_sizes) and not _differ(concat_sizes):
             pieces = self._split("all_to_all", x, split_dim)
             self._count("all_to_all", pieces, 1)
-            return _join(self._all_to_all(pieces, (split_dim, concat_dim)), concat_dim % x.dim())
+            arrived = self._all_to_all(pieces, (split_dim, concat_dim))
+            return self.join(arrived, concat_dim % x.dim())
         assert split_sizes is not None and concat_sizes is not None
         rest = list(x.shape)
         rest[split_dim] = rest[concat_dim] = 1
@@ -165,8 +174,18 @@ class Group:
         size = self._block_size("slice", x, dim)
         return x.narrow(dim, self.index * size, size)
 
+    def stack(self, pieces: Sequence[Tensor]) -> Tensor:
+        """One piece for each rank -> `(size, *shape)`, as transports take it."""
+        by_place = sorted(range(self.size), key=self.places.__getitem__)
+        return torch.stack([pieces[rank] for rank in by_place])
+
+    def unstack(self, stacked: Tensor) -> list[Tensor]:
+        """The piece of each rank, from what a transport stacks."""
+        found = stacked.unbind()
+        return [found[place] for place in self.places]
+
     # Collectives that may run beside what follows. The tensors are contiguous and belong to the
-    # collective from here on; pieces are stacked in front.
+    # collective from here on; pieces are stacked in front, each in its place.
 
     def start_all_reduce(self, x: Tensor) -> Landing:
         """The sum over the ranks: `shape` -> `shape`."""
@@ -205,7 +224,16 @@ class Group:
     def _split(self, what: str, x: Tensor, dim: int) -> Tensor:
         """The blocks of a tensor along a dimension, stacked in front and contiguous."""
         size = self._block_size(what, x, dim)
+        if not self.in_order:
+            return self.stack(x.split(size, dim))
         return x.unflatten(dim, (self.size, size)).movedim(dim % x.dim(), 0).contiguous()
+
+    def join(self, stacked: Tensor, dim: int) -> Tensor:
+        """Concatenate stacked pieces; a copy only where they are out of order or a larger
+        dimension is outside `dim`."""
+        if not self.in_order:
+            return torch.cat(self.unstack(stacked), dim)
+        return stacked.movedim(0, dim).flatten(dim, dim + 1)
 
     def _block_size(self, what: str, x: Tensor, dim: int) -> int:
         size, rest = divmod(x.shape[dim], self.size)
@@ -216,8 +244,8 @@ class Group:
             )
         return size
 
-    # What a transport provides, on contiguous tensors, pieces stacked in front. `dim` and `dims`
-    # move no data: they are there for transports that compare the calls of the ranks.
+    # What a transport provides, on contiguous tensors, pieces stacked in front, each in its place.
+    # `dim` and `dims` move no data: they are there for transports that compare the ranks' calls.
 
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
         raise NotImplementedError
@@ -251,9 +279,13 @@ class Group:
         raise NotImplementedError
 
 
-def _join(pieces: Tensor, dim: int) -> Tensor:
-    """Concatenate stacked pieces; a copy only where a larger dimension is outside `dim`."""
-    return pieces.movedim(0, dim).flatten(dim, dim + 1)
+def release(x: Tensor) -> None:
+    """Give back the memory of a tensor that nobody reads any more, whoever still holds it.
+
+    A thread of gloo lets go of what it sent some time after the rank has gone on.
+    """
+    if x.device.type != "meta" and not is_compiling():
+        x.untyped_storage().resize_(0)
 
 
 def _landed(x: Tensor) -> Landing:

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar.ir.errors import MeshError
 from autopar.ir.mesh import Mesh
 from autopar.runtime.compiling import is_compiling
-from autopar.runtime.groups import Group, Landing
+from autopar.runtime.groups import Group, Landing, release
 
 _c10d = torch.ops._c10d_functional
 
@@ -139,13 +139,10 @@ class _ProcessGroup(Group):
         process_group: dist.ProcessGroup,
     ) -> None:
         """`members`: the world ranks, as the group orders them; a process group sorts its own."""
-        super().__init__(axes, len(members), index)
+        ranks = dist.get_process_group_ranks(process_group)
+        super().__init__(axes, len(members), index, [ranks.index(member) for member in members])
         self._name = process_group.group_name
         self._process_group = process_group
-        ranks = dist.get_process_group_ranks(process_group)
-        self._ordered = ranks == members
-        self._slots = [ranks.index(member) for member in members]
-        self._from_slots = [members.index(rank) for rank in ranks]
 
     @_in_real_numbers
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
@@ -161,8 +158,7 @@ class _ProcessGroup(Group):
 
     @_in_real_numbers
     def _all_to_all(self, pieces: Tensor, dims: tuple[int, int]) -> Tensor:
-        received = self._exchange(self._to_slot_order(pieces))
-        return self._to_group_order(_c10d.wait_tensor(received))
+        return _c10d.wait_tensor(self._exchange(pieces))
 
     @_in_real_numbers
     def _start_all_reduce(self, x: Tensor) -> Landing:
@@ -180,19 +176,24 @@ class _ProcessGroup(Group):
     def _start_all_gather(self, x: Tensor) -> Landing:
         if self._is_small(x):
             copies = self._send_copies(x)
-            return lambda: self._to_group_order(_c10d.wait_tensor(copies))
+            return lambda: _c10d.wait_tensor(copies)
         stacked = _c10d.all_gather_into_tensor(x.unsqueeze(0), self.size, self._name)
-        return lambda: self._to_group_order(_c10d.wait_tensor(stacked))
+        return lambda: _c10d.wait_tensor(stacked)
 
     def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
         return self._start_scatter(pieces, "sum")
 
     @_in_real_numbers
     def _start_scatter(self, pieces: Tensor, op: str) -> Landing:
-        pieces = self._to_slot_order(pieces)
         if self._is_gloo(pieces):
             received = self._exchange(pieces)
-            return lambda: _fold(_c10d.wait_tensor(received), op)
+
+            def land() -> Tensor:
+                total = _fold(_c10d.wait_tensor(received), op)
+                release(received)
+                return total
+
+            return land
         piece = _c10d.reduce_scatter_tensor(pieces, op, self.size, self._name)
         return lambda: _c10d.wait_tensor(piece).squeeze(0)
 
@@ -216,23 +217,18 @@ class _ProcessGroup(Group):
     @_in_real_numbers
     def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
         # In the order of the process group's own ranks, and back.
-        sends = list(counts[self.index])
-        receives = [row[self.index] for row in counts]
-        pieces = flat.split(sends)
+        by_place = sorted(range(self.size), key=self.places.__getitem__)
+        sends = counts[self.index]
+        receives = [counts[rank][self.index] for rank in by_place]
+        pieces = flat.split(list(sends))
         received = _c10d.all_to_all_single(
-            torch.cat([pieces[member] for member in self._from_slots]),
-            [receives[member] for member in self._from_slots],
-            [sends[member] for member in self._from_slots],
+            torch.cat([pieces[rank] for rank in by_place]),
+            receives,
+            [sends[rank] for rank in by_place],
             self._name,
         )
-        parts = _c10d.wait_tensor(received).split([receives[m] for m in self._from_slots])
-        return torch.cat([parts[slot] for slot in self._slots])
-
-    def _to_slot_order(self, pieces: Tensor) -> Tensor:
-        return pieces if self._ordered else pieces[self._from_slots]
-
-    def _to_group_order(self, pieces: Tensor) -> Tensor:
-        return pieces if self._ordered else pieces[self._slots]
+        parts = _c10d.wait_tensor(received).split(receives)
+        return torch.cat([parts[place] for place in self.places])
 
 
 def _fold(pieces: Tensor, op: str) -> Tensor:

@@ -34,6 +34,7 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.live = self.peak = 0
         self._sizes: dict[int, int] = {}
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         for tensor in existing:
             self._count(tensor)
 
@@ -47,10 +48,20 @@ class LiveBytes(TorchDispatchMode):
         if key not in self._sizes:
             self._sizes[key] = storage.nbytes()
             self.live += storage.nbytes()
+            self._storages[key] = weakref.ref(storage)
             weakref.finalize(storage, self._drop, key).atexit = False
 
     def _drop(self, key: int) -> None:
         self.live -= self._sizes.pop(key)
+        self._storages.pop(key)
+
+    def _give_back(self) -> None:
+        """What storages gave back while something still held them."""
+        for key, held in list(self._storages.items()):
+            storage = held()
+            if storage is not None:
+                self.live -= self._sizes[key] - storage.nbytes()
+                self._sizes[key] = storage.nbytes()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -59,7 +70,9 @@ class LiveBytes(TorchDispatchMode):
         for leaf in pytree.tree_leaves(made):
             if isinstance(leaf, Tensor):
                 self._count(leaf)
-        self.peak = max(self.peak, self.live)
+        if self.live > self.peak:
+            self._give_back()
+            self.peak = max(self.peak, self.live)
         return made
 
 

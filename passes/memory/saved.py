@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.ir.fused import FUSED
+from autopar.ir.fused import FUSED, WAITS
 from autopar.ir.graph import Node, map_values
 
 #: Finds what runs an operator of a given name on tensors.
@@ -164,12 +164,16 @@ class Backward:
         bytes of each new storage
     workspace:
         bytes in use at the backward's own peak beyond `fresh`
+    sent:
+        where it waits for a collective: the most bytes of its own that were in use before, while
+        the results' gradients are still there; None where it does not
     """
 
     grads: tuple[Spec | None, ...]
     homes: tuple[int, ...]
     fresh: tuple[int, ...]
     workspace: int
+    sent: int | None = None
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -294,6 +298,7 @@ class _Run:
             tuple(homes),
             tuple(fresh),
             max(live.peak - sum(fresh), 0),
+            live.sent,
         )
 
 
@@ -302,11 +307,14 @@ class LiveStorages(TorchDispatchMode):
 
     peak:
         the most bytes of such storages that were alive at one time
+    sent:
+        the same up to where a bucket first waits for a collective; None where none does
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = self._live = 0
+        self.sent: int | None = None
         self._known: dict[int, int] = {}
 
     def __torch_dispatch__(
@@ -316,6 +324,8 @@ class LiveStorages(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is WAITS and self.sent is None:
+            self.sent = self.peak
         before = {storage_key(x) for x in _tensors((args, kwargs))}
         made = func(*args, **(kwargs or {}))
         for tensor in _tensors(made):

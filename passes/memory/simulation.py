@@ -173,6 +173,12 @@ class _Simulation:
         effect = self.effects.backward(node, tuple(g.spec if g else None for g in incoming))
         module = node.origin.module
         flowing = [g.storage if g else None for g in incoming]
+        workspace = effect.workspace
+        if node.op == FUSED and effect.sent is not None:
+            # It only starts while the gradients that came are there; the rest runs without them.
+            gone = {id(s): s.nbytes for s in flowing if s is not None and s.holders == 1}
+            made = sum(effect.fresh)
+            workspace = max(effect.sent - made, workspace - sum(gone.values()), 0)
         storages = [*flowing, *(self.home[v.name] for v in node.operands)]
         named = {home: v.name for v, home in zip(node.operands, effect.homes, strict=True)}
         for k, nbytes in enumerate(effect.fresh, len(storages)):
@@ -188,7 +194,7 @@ class _Simulation:
         for value in node.operands:
             if value.name in self.parameters:
                 self._settle(position, value)
-        self._moment(position, node, effect.workspace)
+        self._moment(position, node, workspace)
 
     def _add(self, position: int, value: Value, spec: Spec, storage: Storage) -> None:
         """One more term of a value's gradient."""

@@ -184,6 +184,30 @@ def test_the_timeline_of_a_chain_is_the_one_drawn_by_hand() -> None:
     assert sum(timeline.kinds_at_peak.values()) == timeline.peak
 
 
+GATHER = '("autopar.all_gather", ("a",), ((0, "I"), (0, "I")))'
+REPLICATE = '("autopar.to_replicate", ("a",), ((), ()))'
+BUCKET = f"""
+mesh a=2
+%p : f32[64@a, 64] grad = param "p"
+%q : f32[64@a, 64] grad = param "q"
+%p_1 : f32[64, 64] grad rep(a), %q_1 : f32[64, 64] grad rep(a) =
+    autopar.fused((%p, %q), ({GATHER}, {REPLICATE}))
+%s : f32[64, 64] grad rep(a) = aten.mul.Tensor(%p_1, %q_1)
+return %s
+"""
+
+
+def test_gradients_go_when_their_bucket_has_started() -> None:
+    operators = dry_operators(Mesh.of({"a": 2}))
+    graph = parse_graph(BUCKET.replace("\n    ", " "))
+    timeline = memory_timeline(graph, operators, optimizer="none")
+    (backward,) = (h for h in timeline.held if h.kind == "workspace" and h.start == 5)
+    whole = 64 * 64 * 4
+    # First the two gradients and the buffer that they are copied to; then the buffer and the two
+    # halves that are kept. Beyond the gradients and the halves that leaves half the buffer.
+    assert backward.nbytes == 2 * whole - whole
+
+
 def test_an_unknown_optimizer_is_refused_by_name() -> None:
     with pytest.raises(PlanError, match=r"optimizer: expected one of none, sgd.*got 'lion'"):
         memory_timeline(parse_graph(CHAIN), callable_of, optimizer="lion")

@@ -5,6 +5,7 @@ Called as ``gloo_worker.py RANK WORLD_SIZE PORT CHECK...``; fails by raising.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,9 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar.ir.errors import MeshError
 from autopar.ir.mesh import Mesh
 from autopar.runtime import collectives as c
-from autopar.runtime.groups import RankContext
+from autopar.runtime.flat import Cut, start_all_gather, start_reduce_scatter
+from autopar.runtime.groups import Group, RankContext
 from autopar.runtime.transport import _EXCHANGED, _SMALL
 from four_states import CASES, Case, dual, pieces, whole
+from live_bytes import LiveBytes
 
 LIMIT = timedelta(seconds=120)
 
@@ -108,7 +111,7 @@ def check_sizes(world: int) -> None:
             every = [torch.arange(count).add(rank).remainder(7).to(dtype) for rank in range(world)]
             x, stacked = every[context.rank], torch.stack(every)
             assert torch.equal(group.all_gather(x, 0), torch.cat(every))
-            assert torch.equal(group.start_all_gather(x)(), stacked)
+            assert torch.equal(torch.stack(group.unstack(group.start_all_gather(x)())), stacked)
             if dtype == torch.bool:
                 assert torch.equal(group.all_reduce(x), stacked.any(0))
                 continue
@@ -122,6 +125,38 @@ def check_sizes(world: int) -> None:
     random = torch.randn(1000, generator=torch.Generator().manual_seed(context.rank))
     first, *others = gathered(group.all_reduce(random), context)
     assert all(torch.equal(first, other) for other in others), "ranks must not differ in a bit"
+
+
+def check_buckets(world: int) -> None:
+    """Many tensors at once, over axes in any order, in even pieces and uneven ones."""
+    for mesh, axes_list in meshes(world):
+        context = RankContext.from_process_group(mesh, groups=axes_list, timeout=LIMIT)
+        for axes in axes_list:
+            for wide in (1, 2000):
+                check_bucket(context.group(axes), context, wide)
+
+
+def check_bucket(group: Group, context: RankContext, wide: int) -> None:
+    cuts = [Cut(0), Cut(1), Cut(0, tuple(range(1, group.size + 1)))]
+    rows = sum(range(1, group.size + 1))
+    shapes = [(2 * group.size, 3 * wide), (2 * wide, group.size), (rows, wide)]
+    wholes = [torch.arange(float(math.prod(s))).view(s) for s in shapes]
+    ends = [[1] * group.size if cut.sizes is None else list(cut.sizes) for cut in cuts]
+    blocks = [
+        w.split([n * w.shape[cut.dim] // sum(end) for n in end], cut.dim)
+        for w, cut, end in zip(wholes, cuts, ends, strict=True)
+    ]
+    mine = [each[group.index].contiguous() for each in blocks]
+    for found, expected in zip(start_all_gather(group, mine, cuts)(), wholes, strict=True):
+        assert torch.equal(found, expected)
+    with LiveBytes(wholes) as live:
+        summed = start_reduce_scatter(group, wholes, cuts)()
+    for found, block in zip(summed, mine, strict=True):
+        assert torch.equal(found, group.size * block)
+    # What is sent, what is received and its sum, whatever the order of the axes.
+    sent = sum(x.nbytes for x in [*wholes[:2], wholes[2].new_empty(group.size**2, wide)])
+    made = live.peak - sum(x.nbytes for x in wholes)
+    assert made <= 2 * sent + sent // group.size, (group.axes, made, sent)
 
 
 def check_groups(world: int) -> None:

@@ -47,12 +47,12 @@ def run_ranks(world: int, *checks: str) -> None:
 
 
 def test_two_ranks() -> None:
-    run_ranks(2, "steps", "reductions", "sizes")
+    run_ranks(2, "steps", "reductions", "sizes", "buckets")
 
 
 @pytest.mark.slow
 def test_four_ranks() -> None:
-    run_ranks(4, "steps", "groups", "part_of_the_world", "sizes")
+    run_ranks(4, "steps", "groups", "part_of_the_world", "sizes", "buckets")
 
 
 @pytest.mark.slow
