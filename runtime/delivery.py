@@ -139,18 +139,19 @@ class Delivery:
             torch.autograd.Variable._execution_engine.queue_callback(delivery.complete)
         return delivery
 
-    def add(self, journey: Journey, to: Sequence[Receiver], keep: KeepTerms | None = None) -> None:
-        """Take in gradients for these receivers; `keep`: they arrive as terms, and stay so.
+    def make_way(self) -> None:
+        """Before another bucket sets off: those that were taken in go on to their next collective.
 
-        Gradients that were taken in before go on to their next collective: on every rank in the
-        same order, whatever has arrived where. Those on their last one that are whole on the way
-        are waited for: FSDP is there so that only those of one bucket are.
+        On every rank in the same order, whatever has arrived where. Those on their last one that
+        are whole on the way are waited for: FSDP is there so that only those of one bucket are.
         """
         for earlier, _, _ in self._journeys:
             earlier.advance()
-        self._journeys.append((journey, to, keep))
-        for earlier, _, _ in self._journeys[:-1]:
             earlier.land()
+
+    def add(self, journey: Journey, to: Sequence[Receiver], keep: KeepTerms | None = None) -> None:
+        """Take in gradients for these receivers; `keep`: they arrive as terms, and stay so."""
+        self._journeys.append((journey, to, keep))
 
     def complete(self) -> None:
         """Wait for everything and hand it out."""

@@ -300,14 +300,16 @@ def _send(
         grad = grads[k]
         present.append(held[k].new_zeros(shapes[k]) if grad is None else grad)
     destinations = [wanted[k] for k in members]
+    delivery = Delivery.of_this_pass()
+    delivery.make_way()
     if not put_off:
         terms_of = [held.get(k) for k in members] if held else None
         journey = bucket.journey_back(present, members, terms_of)
-        Delivery.of_this_pass().add(journey, destinations)
+        delivery.add(journey, destinations)
         return
     keep = KeepTerms(axes, all(group.is_first for group in bucket.sums))
     journey = bucket.journey_back(present, members, sums=False)
     if len(bucket.stages) > len(bucket.sums):
-        Delivery.of_this_pass().add(journey, destinations, keep)
+        delivery.add(journey, destinations, keep)
     else:
         keep(destinations, journey.finish())

@@ -164,16 +164,18 @@ class Backward:
         bytes of each new storage
     workspace:
         bytes in use at the backward's own peak beyond `fresh`
-    sent:
-        where it waits for a collective: the most bytes of its own that were in use before, while
-        the results' gradients are still there; None where it does not
+    sending, sent:
+        where it waits for a collective: the most bytes of its own that were in use until then,
+        while the results' gradients are still there, and those that were in use then; None where
+        it does not
     """
 
     grads: tuple[Spec | None, ...]
     homes: tuple[int, ...]
     fresh: tuple[int, ...]
     workspace: int
-    sent: int | None = None
+    sending: int | None = None
+    sent: int = 0
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -298,6 +300,7 @@ class _Run:
             tuple(homes),
             tuple(fresh),
             max(live.peak - sum(fresh), 0),
+            live.sending,
             live.sent,
         )
 
@@ -307,14 +310,16 @@ class LiveStorages(TorchDispatchMode):
 
     peak:
         the most bytes of such storages that were alive at one time
-    sent:
-        the same up to where a bucket first waits for a collective; None where none does
+    sending, sent:
+        the same up to where a bucket first waits for a collective, and what is alive then; None and
+        0 where none does
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = self._live = 0
-        self.sent: int | None = None
+        self.sending: int | None = None
+        self.sent = 0
         self._known: dict[int, int] = {}
 
     def __torch_dispatch__(
@@ -324,8 +329,8 @@ class LiveStorages(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is WAITS and self.sent is None:
-            self.sent = self.peak
+        if func is WAITS and self.sending is None:
+            self.sending, self.sent = self.peak, self._live
         before = {storage_key(x) for x in _tensors((args, kwargs))}
         made = func(*args, **(kwargs or {}))
         for tensor in _tensors(made):

@@ -2,7 +2,8 @@
 
 Forward, each call is observed on the shapes and strides its operands have (`saved`), so that views
 are told from copies. Backward, gradients flow from the outputs and are added up as
-autograd does it: into the first term where nothing else holds it, else into a new tensor.
+autograd does it: into the first term where nothing else holds it, else into a new tensor. The
+gradients of a bucket are under way until the next bucket is sent, or to the end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from autopar.ir.keep import OFFLOAD, STATE, STEP_BYTES
 from autopar.ir.steps import STEPS
 from autopar.passes.memory.effects import Effects
 from autopar.passes.memory.keeping import Keeping
-from autopar.passes.memory.saved import Resolve, Spec
+from autopar.passes.memory.saved import Backward, Resolve, Spec
 from autopar.passes.memory.storage import Storage
 from autopar.passes.memory.timeline import OPTIMIZER_WORKSPACE, Held, Timeline, optimizer_states
 
@@ -62,6 +63,8 @@ class _Simulation:
         self.parameters = {n.name: n for n in graph.sources("param")}
         self.keeping = Keeping(graph, self._new, self._moment)
         self.host: dict[str, int] = {}
+        #: A bucket that was sent at a position of the backward pass and has not arrived yet.
+        self.under_way: tuple[Node, int, Backward] | None = None
 
     @property
     def end(self) -> int:
@@ -82,6 +85,7 @@ class _Simulation:
         for i in reversed(range(self.count)):
             if not self.graph.nodes[i].is_source:
                 self._backward(i, self.graph.nodes[i])
+        self._moment(self.end - 1, self.graph.nodes[0], self._arrive(self.end - 1))
         assumed = tuple(sorted(self.effects.assumed))
         held = (*self._held(), *self._state_in_parts())
         return Timeline(held, self.count, assumed, dict(self.keeping.host), self.host)
@@ -174,11 +178,11 @@ class _Simulation:
         module = node.origin.module
         flowing = [g.storage if g else None for g in incoming]
         workspace = effect.workspace
-        if node.op == FUSED and effect.sent is not None:
-            # It only starts while the gradients that came are there; the rest runs without them.
-            gone = {id(s): s.nbytes for s in flowing if s is not None and s.holders == 1}
-            made = sum(effect.fresh)
-            workspace = max(effect.sent - made, workspace - sum(gone.values()), 0)
+        if node.op == FUSED and effect.sending is not None:
+            # It only starts here, while the gradients that came are there.
+            arriving = self._arrive(position)
+            self.under_way = node, position, effect
+            workspace = max(effect.sending - sum(effect.fresh), arriving, 0)
         storages = [*flowing, *(self.home[v.name] for v in node.operands)]
         named = {home: v.name for v, home in zip(node.operands, effect.homes, strict=True)}
         for k, nbytes in enumerate(effect.fresh, len(storages)):
@@ -195,6 +199,21 @@ class _Simulation:
             if value.name in self.parameters:
                 self._settle(position, value)
         self._moment(position, node, workspace)
+
+    def _arrive(self, position: int) -> int:
+        """The bucket under way goes the rest of its way; what that needs besides its results.
+
+        The gradients that came to it have gone long since.
+        """
+        if self.under_way is None:
+            return 0
+        node, start, effect = self.under_way
+        self.under_way = None
+        sent = effect.sent - sum(effect.fresh)
+        if sent > 0 and start + 1 < position:
+            module = node.origin.module
+            self.momentary.append(Held(node.name, "workspace", sent, start + 1, position, module))
+        return effect.workspace
 
     def _add(self, position: int, value: Value, spec: Spec, storage: Storage) -> None:
         """One more term of a value's gradient."""

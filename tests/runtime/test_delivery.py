@@ -138,8 +138,8 @@ def test_the_next_parameters_are_gathered_beside_the_computation(
         "backward",
         *("back layer 3", "start scatter"),
         # On the way gradients are whole: those of one bucket at a time.
-        *("back layer 2", "start scatter", "land scatter"),
-        *("back layer 1", "start scatter", "land scatter"),
+        *("back layer 2", "land scatter", "start scatter"),
+        *("back layer 1", "land scatter", "start scatter"),
         "land scatter",
     ]
 
@@ -178,6 +178,6 @@ def test_chains_go_on_in_one_order_on_every_rank(monkeypatch: pytest.MonkeyPatch
 
     grads = run_lockstep(mesh, on_rank)
     scatter, total = "_start_reduce_scatter", "_start_all_reduce"
-    # The second bucket is sent off, and then the first one goes on.
-    assert order == [[scatter, scatter, total, scatter, total, total]] * mesh.size
+    # The first bucket goes on, and then the second one is sent off.
+    assert order == [[scatter, total] * LAYERS] * mesh.size
     assert all(grad is not None for mine in grads for grad in mine)
