@@ -32,9 +32,14 @@ class Cut:
     sizes: Sizes = None
 
 
-def start_all_reduce(group: Group, xs: Sequence[Tensor]) -> Landings:
-    """The sum of each tensor over the ranks; the results are parts of one buffer."""
-    flat = torch.cat([x.reshape(-1) for x in xs])
+def start_all_reduce(group: Group, xs: Sequence[Tensor], ours: bool = False) -> Landings:
+    """The sum of each tensor over the ranks; the results are parts of one buffer.
+
+    ours:
+        whether they may be written to: then that buffer is where a single tensor lies
+    """
+    in_place = ours and len(xs) == 1 and xs[0].is_contiguous()
+    flat = xs[0].view(-1) if in_place else torch.cat([x.reshape(-1) for x in xs])
     shapes = [x.shape for x in xs]
     landing = group.start_all_reduce(flat)
     return lambda: _parts(landing(), shapes)

@@ -49,6 +49,7 @@ from autopar.runtime.delivery import (
 from autopar.runtime.flat import Cut, Landings
 from autopar.runtime.groups import Group, RankContext, current
 from autopar.runtime.operators import operator
+from autopar.runtime.owned import is_ours
 
 #: The steps of `autopar.ir.fused.FUSABLE`.
 _STEPS: dict[str, Callable[..., Step]] = {
@@ -118,6 +119,7 @@ class Bucket:
         terms: Sequence[Tensor | None] | None = None,
         *,
         sums: bool = True,
+        ours: bool = False,
     ) -> Journey:
         """The gradients of some members on their way to the parameters.
 
@@ -125,10 +127,12 @@ class Bucket:
             what is summed along with them over the ranks
         sums:
             whether they are summed at all; otherwise they arrive as terms
+        ours:
+            whether the gradients may be written to
         """
 
         def dual(stage: int) -> Leg:
-            return _leg([self.stages[stage][m].dual for m in members])
+            return _leg([self.stages[stage][m].dual for m in members], ours)
 
         summing = self.summing
         back = [dual(k) for k in reversed(range(len(self.stages))) if k not in summing]
@@ -143,14 +147,18 @@ class Bucket:
         return Journey(grads, back)
 
 
-def _leg(steps: Sequence[Step]) -> Leg:
-    """Takes one tensor through each of some steps of one kind, over one group."""
+def _leg(steps: Sequence[Step], ours: bool = False) -> Leg:
+    """Takes one tensor through each of some steps of one kind, over one group.
+
+    ours:
+        whether the tensors may be written to
+    """
     first = steps[0]
     group = first.group
     if group.size == 1:
         return Leg(lambda xs: lambda: xs, sent=False)
     if isinstance(first, AllReduce):
-        return Leg(lambda xs: flat.start_all_reduce(group, xs))
+        return Leg(lambda xs: flat.start_all_reduce(group, xs, ours))
     if isinstance(first, AllGather):
         return Leg(lambda xs: flat.start_all_gather(group, xs, _cuts(steps)))
     if isinstance(first, ReduceScatter):
@@ -246,6 +254,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        ours = is_ours(grads)
         bucket: Bucket = ctx.bucket
         needs = ctx.needs_input_grad[2:]
         needed = [g if need else None for g, need in zip(grads, needs, strict=True)]
@@ -254,11 +263,11 @@ class _Fused(torch.autograd.Function):
         # What torch.compile takes down must return its gradients.
         to = None if is_compiling() else receivers(ctx, ctx.inputs)
         if to is not None:
-            _send(bucket, needed, to, ctx.shapes)
+            _send(bucket, needed, to, ctx.shapes, ours)
             return (None,) * (2 + len(grads))
         members = [k for k, g in enumerate(needed) if g is not None]
         present = [g for g in needed if g is not None]
-        arrived = bucket.journey_back(present, members).finish() if present else []
+        arrived = bucket.journey_back(present, members, ours=ours).finish() if present else []
         found = dict(zip(members, arrived, strict=True))
         return (None, None, *(found.get(k) for k in range(len(grads))))
 
@@ -278,11 +287,14 @@ def _send(
     grads: Sequence[Tensor | None],
     to: Sequence[Receiver | None],
     shapes: Sequence[torch.Size],
+    ours: bool,
 ) -> None:
     """Start what brings the gradients to the parameters; the end of the pass hands them out.
 
     shapes:
         of the gradients that may come
+    ours:
+        whether those that came may be written to
     """
     wanted = {k: r for k, r in enumerate(to) if r is not None and r.wanted}
     axes = tuple(axis for group in bucket.sums for axis in group.axes)
@@ -304,7 +316,7 @@ def _send(
     delivery.make_way()
     if not put_off:
         terms_of = [held.get(k) for k in members] if held else None
-        journey = bucket.journey_back(present, members, terms_of)
+        journey = bucket.journey_back(present, members, terms_of, ours=ours)
         delivery.add(journey, destinations)
         return
     keep = KeepTerms(axes, all(group.is_first for group in bucket.sums))

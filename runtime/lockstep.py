@@ -19,7 +19,7 @@ from torch import Tensor
 
 from autopar.ir.errors import DesyncError
 from autopar.ir.mesh import Mesh
-from autopar.runtime.groups import Group, RankContext
+from autopar.runtime.groups import Group, Landing, RankContext
 
 _T = TypeVar("_T")
 
@@ -266,6 +266,11 @@ class _LockstepGroup(Group):
 
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
         return self._exchange("all_reduce", x, _REDUCE[op], op)
+
+    def _start_all_reduce(self, x: Tensor) -> Landing:
+        # In place, as process groups do it: who hands over what others hold is found out.
+        x.copy_(self._all_reduce(x, "sum"))
+        return lambda: x
 
     def _all_gather(self, x: Tensor, dim: int) -> Tensor:
         return self._exchange("all_gather", x, _gather, dim)

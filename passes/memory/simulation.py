@@ -168,6 +168,9 @@ class _Simulation:
         for gradient in incoming:
             if gradient is not None:
                 gradient.storage.release(position)
+        for value in node.operands:
+            if value.name in self.parameters:
+                self._settle(position, value)
         for storage in self.saved[i]:
             storage.release(position)
         self.keeping.after(i)
@@ -195,9 +198,6 @@ class _Simulation:
                 self._add(position, value, spec, target)
         for storage in busy:
             storage.release(position)
-        for value in node.operands:
-            if value.name in self.parameters:
-                self._settle(position, value)
         self._moment(position, node, workspace)
 
     def _arrive(self, position: int) -> int:

@@ -126,6 +126,35 @@ def test_sums_start_during_the_backward_pass_and_are_waited_for_at_its_end(
     ]
 
 
+def test_a_gradient_alone_in_its_bucket_is_summed_where_it_lies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = layers(SUMMED)
+    generator = torch.Generator().manual_seed(0)
+    whole = [torch.randn(4, 4, generator=generator, dtype=torch.float64) for _ in range(4)]
+    expected = [x.clone().requires_grad_() for x in whole]
+    h = expected[0]
+    for w in expected[1:]:
+        h = torch.nn.functional.linear(h, w)
+    (h * h).sum().backward()
+
+    def no_copies(*args: Any) -> Tensor:
+        raise AssertionError("gradients were copied")
+
+    monkeypatch.setattr("autopar.runtime.flat.torch.cat", no_copies)
+
+    def on_rank(rank: int) -> list[Tensor | None]:
+        x = whole[0].chunk(2)[rank].clone()
+        leaves = [w.clone().requires_grad_() for w in whole[1:]]
+        (y,), _ = emit(graph)(x, *leaves)
+        (y * y).sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    for mine in run_lockstep(MESH, on_rank):
+        for found, leaf in zip(mine, expected[1:], strict=True):
+            torch.testing.assert_close(found, leaf.grad)
+
+
 def test_the_next_parameters_are_gathered_beside_the_computation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
