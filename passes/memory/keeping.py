@@ -197,6 +197,7 @@ class Keeping:
     def before(self, i: int, node: Node) -> None:
         """Backward comes to a call: make what it needs."""
         position = self._back(i)
+        most = live = 0  # of one gather after the other, and then of the region
         for gather in self._opens[i]:
             if gather.nbytes and not gather.made:
                 module = gather.node.origin.module
@@ -204,11 +205,14 @@ class Keeping:
                     key: self.new(gather.node.name, "gathered", n, position, module).hold()
                     for key, n in gather.nbytes.items()
                 }
-                self.moment(position, gather.node, gather.workspace)
-        self.moment(position, node, self._moments[position])
+                live += sum(gather.nbytes.values())
+                most = max(most, live + gather.workspace)
         region = self._region_of.get(i)
         if region is not None and i == region.last:
-            self._again(position, region)
+            more, made = self._again(position, region)
+            most, live = max(most, live + more), live + made
+        self.moment(position, node, most - live)
+        self.moment(position, node, self._moments[position])
 
     def after(self, i: int) -> None:
         """The backward of a call has run: let go of what nothing needs any longer."""
@@ -227,8 +231,11 @@ class Keeping:
             for storage in region.held:
                 storage.release(position)
 
-    def _again(self, position: int, region: _Region) -> None:
-        """Make a region again: hold what is saved of it, the rest for a moment."""
+    def _again(self, position: int, region: _Region) -> tuple[int, int]:
+        """Make a region again: hold what is saved of it, the rest for a moment.
+
+        Returns the most bytes that are there on the way, and how many are in the end.
+        """
         last_use: dict[int, int] = {}
         saved: set[int] = set()
         for i, (effect, storages) in region.effects.items():
@@ -254,7 +261,7 @@ class Keeping:
                 live -= passing.pop(key)
             keys = {id(storages[k]) for k in effect.saved}
             self._remade[i] = [made[key].hold() for key in keys if key in made]
-        self.moment(position, self.graph.nodes[region.last], max(most - live, 0))
+        return max(most, live), live
 
 
 def _dtype(node: Node, k: int, effect: Forward) -> torch.dtype:

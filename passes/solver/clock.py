@@ -13,6 +13,8 @@ from .problem import Stage
 # Without a budget, a solve ends when nothing has got better for so many seconds, or for this
 # part of the time until then, whichever is more.
 _PATIENCE, _PATIENCE_PART = 20.0, 0.5
+# The part of a budget that is kept for the steps under way at its end, which run a little longer.
+_RESERVE = 0.04
 # By what part the best cost or the bound must get better to count.
 _NEWS = 1e-5
 # Two costs closer than this, as a fraction, are the same: the rounding of long float sums.
@@ -60,9 +62,9 @@ class Clock:
         return time.monotonic() - self.start
 
     def left(self) -> float:
-        """Seconds left; without a budget, until patience ends."""
+        """Seconds left for what may begin; without a budget, until patience ends."""
         if self.seconds is not None:
-            return self.seconds - self.elapsed()
+            return (1 - _RESERVE) * self.seconds - self.elapsed()
         return self._news + max(_PATIENCE, _PATIENCE_PART * self._news) - self.elapsed()
 
     def part(self, share: float) -> float:
