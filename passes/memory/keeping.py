@@ -194,8 +194,8 @@ class Keeping:
 
     # -- backward -----------------------------------------------------------------------------
 
-    def before(self, i: int, node: Node) -> None:
-        """Backward comes to a call: make what it needs."""
+    def before(self, i: int, node: Node) -> int:
+        """Backward comes to a call: make what it needs. Returns what that takes beyond it."""
         position = self._back(i)
         most = live = 0  # of one gather after the other, and then of the region
         for gather in self._opens[i]:
@@ -211,8 +211,8 @@ class Keeping:
         if region is not None and i == region.last:
             more, made = self._again(position, region)
             most, live = max(most, live + more), live + made
-        self.moment(position, node, most - live)
         self.moment(position, node, self._moments[position])
+        return most - live
 
     def after(self, i: int) -> None:
         """The backward of a call has run: let go of what nothing needs any longer."""

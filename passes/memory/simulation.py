@@ -162,9 +162,11 @@ class _Simulation:
     def _backward(self, i: int, node: Node) -> None:
         position = 2 * self.count - 1 - i
         incoming = [self.pending.pop(v.name, None) for v in node.results]
-        self.keeping.before(i, node)
+        remaking = self.keeping.before(i, node)
         if any(incoming):
-            self._flow(position, node, incoming)
+            self._flow(position, node, incoming, remaking)
+        else:
+            self._moment(position, node, remaking)
         for gradient in incoming:
             if gradient is not None:
                 gradient.storage.release(position)
@@ -175,8 +177,14 @@ class _Simulation:
             storage.release(position)
         self.keeping.after(i)
 
-    def _flow(self, position: int, node: Node, incoming: Sequence[_Gradient | None]) -> None:
-        """Run the backward of a call and hand its operands their terms."""
+    def _flow(
+        self, position: int, node: Node, incoming: Sequence[_Gradient | None], remaking: int
+    ) -> None:
+        """Run the backward of a call and hand its operands their terms.
+
+        remaking:
+            bytes that are in use before it runs, and no longer then
+        """
         effect = self.effects.backward(node, tuple(g.spec if g else None for g in incoming))
         module = node.origin.module
         flowing = [g.storage if g else None for g in incoming]
@@ -198,7 +206,7 @@ class _Simulation:
                 self._add(position, value, spec, target)
         for storage in busy:
             storage.release(position)
-        self._moment(position, node, workspace)
+        self._moment(position, node, max(workspace, remaking - sum(effect.fresh)))
 
     def _arrive(self, position: int) -> int:
         """The bucket under way goes the rest of its way; what that needs besides its results.
