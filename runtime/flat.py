@@ -52,11 +52,12 @@ def start_all_gather(group: Group, xs: Sequence[Tensor], cuts: Sequence[Cut]) ->
     alone = len(pieces) == 1
     flat = pieces[0].reshape(-1) if alone else torch.cat([x.reshape(-1) for x in pieces])
     landing = group.start_all_gather(flat)
+    sent = [] if alone else [flat]
 
     def land() -> list[Tensor]:
         stacked = landing()
-        if not alone:
-            release(flat)
+        while sent:
+            release(sent.pop())
         columns = stacked.split([shape.numel() for shape in shapes], 1)
         return [
             _joined(group, column.view(group.size, *shape), cut)
@@ -80,10 +81,12 @@ def start_reduce_scatter(group: Group, xs: Sequence[Tensor], cuts: Sequence[Cut]
         for place, block in zip(group.unstack(places), blocks, strict=True):
             place.copy_(_padded(block, cut))
     landing = group.start_reduce_scatter(stacked)
+    sent = [stacked]
 
     def land() -> list[Tensor]:
         landed = landing()
-        release(stacked)
+        while sent:
+            release(sent.pop())
         found = _parts(landed, shapes)
         return [_trimmed(x, cut, group.index) for x, cut in zip(found, cuts, strict=True)]
 
