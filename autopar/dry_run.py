@@ -93,7 +93,7 @@ class _DryGroup(Group):
         return lambda: WAITS(stacked)
 
     def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
-        piece = pieces.new_zeros(pieces.shape[1:])
+        piece = self._reduce_scatter(pieces, "sum", 0)
         return lambda: WAITS(piece)
 
     def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:

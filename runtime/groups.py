@@ -45,9 +45,9 @@ class Group:
         the axes, major first; ranks are ordered as they run along them
     size, index:
         how many ranks there are, and the position of this one
-    places, in_order:
+    places, by_place, in_order:
         where, in what a transport stacks, the piece of each rank lies (process groups have an order
-        of their own), and whether that is the order of the group
+        of their own), whose piece each place holds, and whether that is the order of the group
 
     Tensors may have any strides. What communication returns is new, contiguous and carries no
     gradient; in a group of one rank it is the argument, detached. Pieces have one size along the
@@ -63,6 +63,7 @@ class Group:
         self.size = size
         self.index = index
         self.places = tuple(range(size) if places is None else places)
+        self.by_place = tuple(sorted(range(size), key=self.places.__getitem__))
         self.in_order = self.places == tuple(range(size))
         #: This rank's number in the mesh, where a context made the group.
         self.rank: int | None = None
@@ -176,8 +177,7 @@ class Group:
 
     def stack(self, pieces: Sequence[Tensor]) -> Tensor:
         """One piece for each rank -> `(size, *shape)`, as transports take it."""
-        by_place = sorted(range(self.size), key=self.places.__getitem__)
-        return torch.stack([pieces[rank] for rank in by_place])
+        return torch.stack([pieces[rank] for rank in self.by_place])
 
     def unstack(self, stacked: Tensor) -> list[Tensor]:
         """The piece of each rank, from what a transport stacks."""

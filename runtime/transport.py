@@ -217,14 +217,13 @@ class _ProcessGroup(Group):
     @_in_real_numbers
     def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
         # In the order of the process group's own ranks, and back.
-        by_place = sorted(range(self.size), key=self.places.__getitem__)
         sends = counts[self.index]
-        receives = [counts[rank][self.index] for rank in by_place]
+        receives = [counts[rank][self.index] for rank in self.by_place]
         pieces = flat.split(list(sends))
         received = _c10d.all_to_all_single(
-            torch.cat([pieces[rank] for rank in by_place]),
+            torch.cat([pieces[rank] for rank in self.by_place]),
             receives,
-            [sends[rank] for rank in by_place],
+            [sends[rank] for rank in self.by_place],
             self._name,
         )
         parts = _c10d.wait_tensor(received).split(receives)
