@@ -93,8 +93,7 @@ class _DryGroup(Group):
         return lambda: WAITS(stacked)
 
     def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
-        piece = self._reduce_scatter(pieces, "sum", 0)
-        return lambda: WAITS(piece)
+        return _receive([pieces], self._reduce_scatter(pieces, "sum", 0))
 
     def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
         return flat.new_zeros(sum(row[self.index] for row in counts))
@@ -107,5 +106,20 @@ class _GlooGroup(_DryGroup):
         return self._start_reduce_scatter(pieces)()
 
     def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
-        received = pieces.new_zeros(pieces.shape)
-        return lambda: WAITS(received).new_zeros(received.shape[1:])
+        land = _receive([pieces], pieces.new_zeros(pieces.shape))
+
+        def fold() -> Tensor:
+            received = land()
+            return received.new_zeros(received.shape[1:])
+
+        return fold
+
+
+def _receive(sent: list[Tensor], received: Tensor) -> Landing:
+    """Waits for what is received; what was sent is held until then."""
+
+    def land() -> Tensor:
+        WAITS(sent.pop())
+        return WAITS(received)
+
+    return land

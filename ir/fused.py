@@ -29,7 +29,7 @@ from autopar.ir.steps import step_layout
 
 FUSED = "autopar.fused"
 
-#: What a dry run of it calls on a tensor where it waits for the collective that makes it.
+#: What a dry run of it calls on a tensor where it waits for the collective that makes or reads it.
 WAITS = torch.ops.aten.alias.default
 
 #: The step that casts.

@@ -1,7 +1,8 @@
 """What it costs to bring a parameter into the graph, and its gradient back.
 
 The first steps of parameters go in buckets (`fuse`): the tensors are copied into one buffer and out
-of it, and latency is paid once for a whole bucket, so each tensor pays its part. Of what comes
+of it, and latency is paid once for a whole bucket, so each tensor pays its part. A large one has a
+bucket to itself, pays the latency and is not copied. Of what comes
 back, the collectives run beside the backward pass (`overlap`); copying does not.
 """
 
@@ -15,7 +16,7 @@ from autopar.ir.layout import REPLICATE
 from autopar.ir.mesh import Mesh
 from autopar.passes.collective_cost import NOTHING, Line, collective_line
 from autopar.passes.device import Device
-from autopar.passes.fuse import bucket_bytes
+from autopar.passes.fuse import alone_bytes, bucket_bytes, copies_per_byte
 from autopar.passes.reshard.price import StepLine
 from autopar.passes.reshard.steps import Step
 
@@ -60,32 +61,40 @@ def fetch_line(
     """
     larger = max(before, after)
 
+    def alone(kind: str) -> bool:
+        return larger * nbytes >= alone_bytes(device, mesh, kind, step.axes)
+
     def collective(kind: str) -> Line:
         line = collective_line(device, mesh, kind, step.axes)
-        waits = (line.latency + device.launch) / bucket_bytes(device, mesh, kind, step.axes)
-        return Line(0.0, (line.per_byte + waits) * larger)
+        waits, per_byte = line.latency + device.launch, line.per_byte * larger
+        if alone(kind):
+            return Line(waits, per_byte)
+        share = waits / bucket_bytes(device, mesh, kind, step.axes)
+        return Line(0.0, per_byte + share * larger)
 
-    def copy(part: float) -> Line:
-        return Line(0.0, 2 * part / device.memory_bandwidth)
+    def copy(kind: str, part: float) -> Line:
+        return Line(0.0, copies_per_byte(device, mesh, kind, step.axes) * part)
+
+    def pack(kind: str, part: float) -> Line:
+        return NOTHING if alone(kind) else copy(kind, part)
 
     if step.kind == "to_replicate":
         sent = collective("all_reduce")
-        return StepLine(NOTHING, _sum(sent, copy(after))), sent
+        return StepLine(NOTHING, _sum(sent, pack("all_reduce", after))), sent
     if step.kind == "all_reduce":
         summed = collective("all_reduce")
-        forward = _sum(copy(before), summed)
+        forward = _sum(copy("all_reduce", before), summed)
         if step.state != REPLICATE:
             return StepLine(forward, NOTHING), NOTHING
-        return StepLine(forward, _sum(summed, copy(after))), summed
-    # A tensor as large as a bucket has one to itself: nothing is to be taken apart.
-    alone = larger * nbytes >= bucket_bytes(device, mesh, "all_gather", step.axes)
-    packing = NOTHING if alone else copy(before)
-    unpacking = NOTHING if alone and step.dim == 0 else copy(after)
-    forward = _sum(packing, collective("all_gather"), unpacking)
+        return StepLine(forward, _sum(summed, pack("all_reduce", after))), summed
+    # Along another dimension than the first the pieces lie apart, whoever travels with them.
+    whole = pack if step.dim == 0 else copy
+    gathered = collective("all_gather")
+    forward = _sum(pack("all_gather", before), gathered, whole("all_gather", after))
     if step.state != REPLICATE:
-        return StepLine(forward, copy(before)), NOTHING
+        return StepLine(forward, copy("all_gather", before)), NOTHING
     sent = collective("reduce_scatter")
-    return StepLine(forward, _sum(sent, copy(after))), sent
+    return StepLine(forward, _sum(sent, whole("reduce_scatter", after))), sent
 
 
 def _sum(*lines: Line) -> Line:

@@ -12,9 +12,10 @@ after::     %v_1 : f32[8, 4] grad rep(dp), %w_1 : f32[4, 8] grad rep(dp) =
 
 Parameters are put into buckets in the order of their first use, so that in the backward pass a
 bucket is complete when its part of the graph is done, and what it sends can be under way during
-the rest. A bucket is closed when it is large enough for latency to matter little. Where mixed
-precision casts a parameter on its way, the bucket casts it, and sums its gradient in the dtype that
-is asked for.
+the rest. A bucket is closed when it is large enough for latency to matter little; a parameter of
+which copying into a bucket takes longer than a latency travels alone, from where it lies. Where
+mixed precision casts a parameter on its way, the bucket casts it, and sums its gradient in the
+dtype that is asked for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from autopar.ir.fused import CAST_STEP, FUSABLE, FusedStep, fused_node
@@ -50,6 +52,19 @@ def bucket_bytes(device: Device, mesh: Mesh, kind: str, axes: tuple[str, ...]) -
         return LARGEST
     enough = line.latency / line.per_byte * (1 / LATENCY_SHARE - 1)
     return min(max(enough, SMALLEST), LARGEST)
+
+
+def copies_per_byte(device: Device, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> float:
+    """Seconds to copy a byte into or out of a bucket: into memory that was not in use."""
+    full = bucket_bytes(device, mesh, kind, axes)
+    return float(device.memory_seconds(np.array(2 * full))) / full
+
+
+def alone_bytes(device: Device, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> float:
+    """The bytes from which a tensor travels alone: one more collective is less than a copy."""
+    waits = collective_line(device, mesh, kind, axes).latency + device.launch
+    fewest = waits / copies_per_byte(device, mesh, kind, axes)
+    return min(max(fewest, SMALLEST), bucket_bytes(device, mesh, kind, axes))
 
 
 def fuse(graph: Graph, device: Device, apart: Container[str] = ()) -> Graph:
@@ -168,13 +183,12 @@ def _readers(graph: Graph) -> Mapping[str, Node | None]:
 
 
 def _fill(chains: list[_Chain], mesh: Mesh, device: Device) -> list[_Bucket]:
-    """Buckets, closed when each collective is large enough; a parameter that is so stays alone."""
+    """Buckets, closed when each collective is large enough; large parameters stay alone."""
     found: list[_Bucket] = []
     filling: dict[tuple[Any, ...], tuple[_Bucket, dict[tuple[str, tuple[str, ...]], int]]] = {}
     for chain in chains:
         runs = chain.runs(mesh)
-        enough = {run: bucket_bytes(device, mesh, *run) for run in runs}
-        if all(runs[run] >= enough[run] for run in runs):
+        if all(runs[run] >= alone_bytes(device, mesh, *run) for run in runs):
             found.append(_Bucket([chain]))
             continue
         empty = (_Bucket(), dict.fromkeys(runs, 0))
@@ -183,6 +197,6 @@ def _fill(chains: list[_Chain], mesh: Mesh, device: Device) -> list[_Bucket]:
             found.append(bucket)
         bucket.members.append(chain)
         total = {run: total[run] + runs[run] for run in runs}
-        if any(total[run] < enough[run] for run in runs):
+        if any(total[run] < bucket_bytes(device, mesh, *run) for run in runs):
             filling[chain.key] = bucket, total
     return found

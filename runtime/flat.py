@@ -67,19 +67,17 @@ def start_all_gather(group: Group, xs: Sequence[Tensor], cuts: Sequence[Cut]) ->
     return land
 
 
-def start_reduce_scatter(group: Group, xs: Sequence[Tensor], cuts: Sequence[Cut]) -> Landings:
-    """This rank's piece of the sum of each tensor; the results are parts of one buffer."""
+def start_reduce_scatter(
+    group: Group, xs: Sequence[Tensor], cuts: Sequence[Cut], ours: bool = False
+) -> Landings:
+    """This rank's piece of the sum of each tensor; the results are parts of one buffer.
+
+    ours:
+        whether they may be given up: then a single tensor is sent from where it lies
+    """
     shapes = [_block_shape(x, cut, group.size) for x, cut in zip(xs, cuts, strict=True)]
-    counts = [shape.numel() for shape in shapes]
-    stacked = xs[0].new_empty((group.size, sum(counts)))
-    for column, x, cut, shape in zip(stacked.split(counts, 1), xs, cuts, shapes, strict=True):
-        places = column.view(group.size, *shape)
-        if group.in_order and cut.sizes is None:
-            places.copy_(x.unflatten(cut.dim, (group.size, -1)).movedim(cut.dim, 0))
-            continue
-        blocks = x.split(shape[cut.dim] if cut.sizes is None else cut.sizes, cut.dim)
-        for place, block in zip(group.unstack(places), blocks, strict=True):
-            place.copy_(_padded(block, cut))
+    in_place = ours and len(xs) == 1 and _lies_stacked(group, xs[0], cuts[0])
+    stacked = xs[0].view(group.size, -1) if in_place else _stacked(group, xs, cuts, shapes)
     landing = group.start_reduce_scatter(stacked)
     sent = [stacked]
 
@@ -91,6 +89,29 @@ def start_reduce_scatter(group: Group, xs: Sequence[Tensor], cuts: Sequence[Cut]
         return [_trimmed(x, cut, group.index) for x, cut in zip(found, cuts, strict=True)]
 
     return land
+
+
+def _lies_stacked(group: Group, x: Tensor, cut: Cut) -> bool:
+    """Whether the blocks of a tensor lie one after the other, as a transport takes them."""
+    even = cut.sizes is None and cut.dim == 0
+    return even and group.in_order and x.is_contiguous()
+
+
+def _stacked(
+    group: Group, xs: Sequence[Tensor], cuts: Sequence[Cut], shapes: Sequence[torch.Size]
+) -> Tensor:
+    """A buffer `(size, elements)` of the (padded) blocks, of given shapes, of some tensors."""
+    counts = [shape.numel() for shape in shapes]
+    stacked = xs[0].new_empty((group.size, sum(counts)))
+    for column, x, cut, shape in zip(stacked.split(counts, 1), xs, cuts, shapes, strict=True):
+        places = column.view(group.size, *shape)
+        if group.in_order and cut.sizes is None:
+            places.copy_(x.unflatten(cut.dim, (group.size, -1)).movedim(cut.dim, 0))
+            continue
+        blocks = x.split(shape[cut.dim] if cut.sizes is None else cut.sizes, cut.dim)
+        for place, block in zip(group.unstack(places), blocks, strict=True):
+            place.copy_(_padded(block, cut))
+    return stacked
 
 
 def _parts(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

@@ -162,7 +162,8 @@ def _leg(steps: Sequence[Step], ours: bool = False) -> Leg:
     if isinstance(first, AllGather):
         return Leg(lambda xs: flat.start_all_gather(group, xs, _cuts(steps)))
     if isinstance(first, ReduceScatter):
-        return Leg(lambda xs: flat.start_reduce_scatter(group, xs, _cuts(steps)), shrinks=True)
+        cuts = _cuts(steps)
+        return Leg(lambda xs: flat.start_reduce_scatter(group, xs, cuts, ours), shrinks=True)
 
     def run_each(xs: list[Tensor]) -> Landings:
         made = [step.run(x) for step, x in zip(steps, xs, strict=True)]

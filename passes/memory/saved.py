@@ -295,13 +295,15 @@ class _Run:
                 number[key] = len(arriving) + len(self.operands) + len(fresh)
                 fresh.append(grad.untyped_storage().nbytes())
             homes.append(number[key])
+        # What came and is sent from where it lies is there until it has arrived.
+        lent = sum(n for key, n in live.lent.items() if number.get(key) not in homes)
         return Backward(
             tuple(None if g is None else Spec.of(g) for g in grads),
             tuple(homes),
             tuple(fresh),
-            max(live.peak - sum(fresh), 0),
+            max(live.peak + lent - sum(fresh), 0),
             live.sending,
-            live.sent,
+            live.sent + lent,
         )
 
 
@@ -313,6 +315,8 @@ class LiveStorages(TorchDispatchMode):
     sending, sent:
         the same up to where a bucket first waits for a collective, and what is alive then; None and
         0 where none does
+    lent:
+        the bytes of storages made before, by their key, that such a collective reads or writes
     """
 
     def __init__(self) -> None:
@@ -320,6 +324,7 @@ class LiveStorages(TorchDispatchMode):
         self.peak = self._live = 0
         self.sending: int | None = None
         self.sent = 0
+        self.lent: dict[int, int] = {}
         self._known: dict[int, int] = {}
 
     def __torch_dispatch__(
@@ -331,6 +336,10 @@ class LiveStorages(TorchDispatchMode):
     ) -> Any:
         if func is WAITS and self.sending is None:
             self.sending, self.sent = self.peak, self._live
+        if func is WAITS:
+            storage, key = args[0].untyped_storage(), storage_key(args[0])
+            if key not in self._known:
+                self.lent[key] = storage.nbytes()
         before = {storage_key(x) for x in _tensors((args, kwargs))}
         made = func(*args, **(kwargs or {}))
         for tensor in _tensors(made):

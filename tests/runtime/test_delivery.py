@@ -126,10 +126,11 @@ def test_sums_start_during_the_backward_pass_and_are_waited_for_at_its_end(
     ]
 
 
-def test_a_gradient_alone_in_its_bucket_is_summed_where_it_lies(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("text", [SUMMED, GATHERED], ids=["summed", "gathered"])
+def test_a_gradient_alone_in_its_bucket_is_sent_from_where_it_lies(
+    text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = layers(SUMMED)
+    graph = layers(text)
     generator = torch.Generator().manual_seed(0)
     whole = [torch.randn(4, 4, generator=generator, dtype=torch.float64) for _ in range(4)]
     expected = [x.clone().requires_grad_() for x in whole]
@@ -142,17 +143,22 @@ def test_a_gradient_alone_in_its_bucket_is_summed_where_it_lies(
         raise AssertionError("gradients were copied")
 
     monkeypatch.setattr("autopar.runtime.flat.torch.cat", no_copies)
+    monkeypatch.setattr("autopar.runtime.flat._stacked", no_copies)
+
+    def mine(x: Tensor, rank: int) -> Tensor:
+        return x.chunk(2)[rank] if text == GATHERED else x
 
     def on_rank(rank: int) -> list[Tensor | None]:
         x = whole[0].chunk(2)[rank].clone()
-        leaves = [w.clone().requires_grad_() for w in whole[1:]]
+        leaves = [mine(w, rank).clone().requires_grad_() for w in whole[1:]]
         (y,), _ = emit(graph)(x, *leaves)
         (y * y).sum().backward()
         return [leaf.grad for leaf in leaves]
 
-    for mine in run_lockstep(MESH, on_rank):
-        for found, leaf in zip(mine, expected[1:], strict=True):
-            torch.testing.assert_close(found, leaf.grad)
+    for rank, found in enumerate(run_lockstep(MESH, on_rank)):
+        for grad, leaf in zip(found, expected[1:], strict=True):
+            assert leaf.grad is not None
+            torch.testing.assert_close(grad, mine(leaf.grad, rank))
 
 
 def test_the_next_parameters_are_gathered_beside_the_computation(
