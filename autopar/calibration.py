@@ -15,6 +15,7 @@ from autopar.ir.errors import PlanError
 from autopar.ir.mesh import Mesh
 from autopar.measuring import (
     Stopwatch,
+    arrival_skew,
     collective_sample,
     flop_rates,
     launch_seconds,
@@ -96,7 +97,8 @@ class Calibration:
                 f"{pace / 1e9:.3g} GB/s at {format_bytes(size)}" for size, pace in d.memory_curve
             ),
             f"special functions: {d.special_rate / 1e9:.3g} G/s; of computing and memory time "
-            f"{d.unhidden:.0%} of the shorter shows; overlap: {d.overlap:.0%}",
+            f"{d.unhidden:.0%} of the shorter shows; overlap: {d.overlap:.0%}, "
+            f"skew: {d.skew * 1e6:.0f} us",
             *map(str, self.fits),
         ]
         if self.links_from:
@@ -165,6 +167,7 @@ def measure_device(*, sizes: Sequence[int] = SIZES) -> Calibration:
             devices_per_host=mesh.axis_size(*_inner(mesh)),
             links=(_link(INTRA, fits), _link(INTER, fits)),
             overlap=overlap_share(watch, context.group(mesh.names)),
+            skew=arrival_skew(watch, context.group(mesh.names)),
         )
     return Calibration(device, tuple(fits), "" if fits else known.name)
 

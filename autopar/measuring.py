@@ -1,4 +1,4 @@
-"""What `calibrate` measures: products, memory, special functions, launches, collectives, overlap.
+"""What `calibrate` measures: products, memory, special functions, launches, collectives and skew.
 
 Everything is measured on all ranks at once, because that is how a step runs: where ranks share
 cores, caches or memory, the rates that each of them gets are in the figures. A measurement lasts
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autopar.passes.device import COLLECTIVES
 from autopar.runtime.groups import Group
 
 #: How often a thing is timed, and how long it is repeated each time.
@@ -68,6 +69,8 @@ _BUCKETS, _BUCKET_BYTES = 4, 1 << 22
 _BESIDE = 0.7
 #: The order of the square product that is computed meanwhile.
 _PRODUCT_BESIDE = {"cpu": 256, "cuda": 2048}
+#: Seconds of computing between two collectives, what each of them moves, and how many follow.
+_BETWEEN, _SKEW_BYTES, _OFTEN = 5e-3, 1 << 18, 8
 
 
 class Stopwatch:
@@ -229,6 +232,35 @@ def _call(kind: str, group: Group, x: Tensor) -> Callable[[], Tensor]:
         "reduce_scatter": lambda: group.reduce_scatter(x, 0),
         "all_to_all": lambda: group.all_to_all(x, 0, 0),
     }[kind]
+
+
+def arrival_skew(watch: Stopwatch, group: Group) -> float:
+    """Seconds that a collective takes longer after computing than right after another one."""
+    n = _PRODUCT_BESIDE[watch.device.type]
+    a = torch.randn(n, n, device=watch.device)
+    count = max(1, round(_BETWEEN / watch.product((n, n, n), torch.float32)))
+    size = _SKEW_BYTES // _ITEMSIZE // group.size**2 * group.size**2
+
+    def compute() -> None:
+        for _ in range(count):
+            a @ a
+
+    extra = []
+    for kind in COLLECTIVES:
+        call = _call(kind, group, torch.zeros(size // _pieces(kind, group.size), device=a.device))
+        call()
+        for _ in range(_REPEATS):
+            computing = watch.once(lambda: _often(compute))
+            sending = watch.once(lambda call=call: _often(call))  # type: ignore[misc]
+            both = watch.once(lambda call=call: _often(compute, call))  # type: ignore[misc]
+            extra.append((both - computing - sending) / _OFTEN)
+    return max(statistics.median(extra), 0.0)
+
+
+def _often(*runs: Callable[[], object]) -> None:
+    for _ in range(_OFTEN):
+        for run in runs:
+            run()
 
 
 def overlap_share(watch: Stopwatch, group: Group) -> float:

@@ -32,7 +32,7 @@ WORKER = Path(__file__).with_name("prediction_worker.py")
 #: Times closer than this are tied; memory must be predicted as closely.
 TIE = 0.1
 #: Seconds that one number of ranks may take.
-LIMIT_S = 600
+LIMIT_S = 900
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,10 @@ MIXTURES = (
     "data parallel on x, FSDP on y",
 )
 
+#: Rounds before those that count: until then the C library's heap has not settled, and most of what
+#: FSDP gathers lies in memory that is mapped anew.
+WARM_UP = 3
+
 
 @dataclass
 class Running:
@@ -166,8 +170,9 @@ def slowest(seconds: float) -> float:
 def measure(running: list[Running], repeats: int) -> dict[str, list[float]]:
     """Seconds of every step of every plan; the plans take turns."""
     times: dict[str, list[float]] = {one.name: [] for one in running}
-    for one in running:
-        one.step()
+    for _ in range(WARM_UP):
+        for one in running:
+            one.step()
     for _ in range(repeats):
         for one in running:
             dist.barrier()

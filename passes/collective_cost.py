@@ -49,8 +49,14 @@ def collective_line(device: Device, mesh: Mesh, kind: str, axes: tuple[str, ...]
     return Line(latency, bytes_moved(kind, group) / bandwidth)
 
 
+def blocking_line(device: Device, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> Line:
+    """`collective_line` of a collective in the midst of computing, which waits for it."""
+    line = collective_line(device, mesh, kind, axes)
+    return line if line == NOTHING else Line(line.latency + device.skew, line.per_byte)
+
+
 def collective_time(
     device: Device, mesh: Mesh, kind: str, axes: tuple[str, ...], nbytes: float
 ) -> float:
-    """Seconds of one collective; `nbytes` as in `collective_line`."""
-    return collective_line(device, mesh, kind, axes).at(nbytes)
+    """Seconds of one collective that computing waits for; `nbytes` as in `collective_line`."""
+    return blocking_line(device, mesh, kind, axes).at(nbytes)

@@ -135,6 +135,9 @@ class Device:
     overlap:
         seconds of communication that run beside one second of backward computing without
         delaying it; 0 where nothing overlaps
+    skew:
+        seconds that a collective after computing takes longer than one right after another: ranks
+        do not come to it together, and it waits for the last of them
     backend:
         one of `BACKENDS`
     """
@@ -150,6 +153,7 @@ class Device:
     memory_curve: tuple[tuple[float, float], ...] = ()
     unhidden: float = 0.0
     overlap: float = 0.0
+    skew: float = 0.0
     backend: str = "nccl"
 
     def __post_init__(self) -> None:
@@ -175,8 +179,9 @@ class Device:
         for what, rate in rates.items():
             if not rate > 0:
                 raise PlanError(f"device {self.name!r}: {what} must be above 0, got {rate!r}")
-        if not 0 <= self.launch < math.inf:
-            raise PlanError(f"device {self.name!r}: launch must be 0 s or more, got {self.launch}")
+        for what, seconds in (("launch", self.launch), ("skew", self.skew)):
+            if not 0 <= seconds < math.inf:
+                raise PlanError(f"device {self.name!r}: {what} must be 0 s or more, got {seconds}")
         for what, share in (("unhidden", self.unhidden), ("overlap", self.overlap)):
             if not 0 <= share <= 1:
                 raise PlanError(f"device {self.name!r}: {what} must be from 0 to 1, got {share!r}")

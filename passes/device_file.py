@@ -13,7 +13,7 @@ from autopar.ir.errors import PlanError
 from autopar.passes.device import Device, Link, Measure
 
 #: The version of the device file; a file of another version is refused.
-VERSION = 3
+VERSION = 4
 
 _VERSION_KEY = "autopar_device"
 
@@ -59,6 +59,7 @@ def device_to_json(device: Device) -> dict[str, Any]:
         "launch": device.launch,
         "unhidden": device.unhidden,
         "overlap": device.overlap,
+        "skew": device.skew,
         "backend": device.backend,
         "devices_per_host": device.devices_per_host,
         "links": {
@@ -101,6 +102,7 @@ def device_from_json(data: Any) -> Device:
         ),
         unhidden=read.number(read("unhidden"), "unhidden"),
         overlap=read.number(read("overlap"), "overlap"),
+        skew=read.number(read("skew"), "skew"),
         backend=read("backend", str),
     )
 

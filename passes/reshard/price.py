@@ -11,7 +11,7 @@ from autopar.ir.cut import piece_sizes
 from autopar.ir.errors import LayoutError
 from autopar.ir.layout import REPLICATE, Layout
 from autopar.ir.mesh import Mesh
-from autopar.passes.collective_cost import NOTHING, Line, collective_line
+from autopar.passes.collective_cost import NOTHING, Line, blocking_line
 from autopar.passes.device import Device, bytes_moved
 from autopar.passes.reshard.steps import Step
 
@@ -92,7 +92,7 @@ def line_of(
         if padded and name in ("all_gather", "reduce_scatter"):
             worked_on = max(larger, smaller * group)
         pieces = group if name == "all_to_all" else 1
-        line = collective_line(device, mesh, name, axes)
+        line = blocking_line(device, mesh, name, axes)
         return Line(device.launch + line.latency, line.per_byte * worked_on * pieces)
 
     def copy(part: float) -> Line:
@@ -136,7 +136,7 @@ def _recut_line(step: Step, mesh: Mesh, device: Device, shape: Sequence[int]) ->
     before, after = share(step.before, shape, mesh), share(step.after, shape, mesh)
     # Other dimensions are cut alike before and after.
     moved *= before * size / max(1, step.before.local_shape(shape, mesh)[step.dim])
-    line = collective_line(device, mesh, "all_to_all", step.axes)
+    line = blocking_line(device, mesh, "all_to_all", step.axes)
     per_byte = line.per_byte / bytes_moved("all_to_all", mesh.axis_size(*step.axes))
     copied = (before + after) / device.memory_bandwidth
     both = Line(device.launch + line.latency, per_byte * moved + copied)

@@ -138,6 +138,18 @@ def test_a_group_of_one_is_free() -> None:
         assert collective_time(device, mesh, kind, ("dp", "tp"), MB) == alone
 
 
+def test_computing_waits_for_the_last_rank_and_gradients_do_not() -> None:
+    mesh, alone = Mesh.of({"tp": 2}), Mesh.of({"tp": 1})
+    together = device_for("h100", mesh)
+    device = replace(together, skew=1e-3)
+    for kind in COLLECTIVES:
+        before = collective_time(together, mesh, kind, ("tp",), MB)
+        assert collective_time(device, mesh, kind, ("tp",), MB) == pytest.approx(before + 1e-3)
+        on_its_way = collective_line(device, mesh, kind, ("tp",))
+        assert on_its_way == collective_line(together, mesh, kind, ("tp",))
+        assert collective_time(device, alone, kind, ("tp",), MB) == 0
+
+
 def link(*measures: Measure) -> Link:
     return Link("lan", tuple((kind, measures) for kind in COLLECTIVES))
 
@@ -201,7 +213,7 @@ MEASURES = {kind: [[2, 1e-5, 1e9]] for kind in COLLECTIVES}
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"autopar_device": 1}, "version 1, this autopar reads version 3"),
+        ({"autopar_device": 1}, "version 1, this autopar reads version 4"),
         ({"autopar_device": "new"}, "version 'new'"),
         ({"links": {"intra": MEASURES}}, "unknown link 'inter': the links are \\['intra'\\]"),
         ({"links": {"intra": MEASURES, "inter": {}}}, "link 'inter': no measures of all_gather"),
@@ -226,6 +238,7 @@ MEASURES = {kind: [[2, 1e-5, 1e9]] for kind in COLLECTIVES}
         ({"launch": -1}, "launch must be 0 s or more"),
         ({"unhidden": 1.5}, "unhidden must be from 0 to 1"),
         ({"overlap": -0.1}, "overlap must be from 0 to 1"),
+        ({"skew": -1e-3}, "skew must be 0 s or more"),
         ({"backend": "mpi"}, "backend must be one of .* got 'mpi'"),
         ({"devices_per_host": 0}, "devices_per_host must be at least 1"),
         ({"devices_per_host": 2.5}, "'devices_per_host' has the wrong type"),
