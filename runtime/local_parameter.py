@@ -6,8 +6,6 @@ backward works out the placements and strides of the gradient, which are the par
 
 from __future__ import annotations
 
-import sys
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from autopar.runtime.compiling import is_compiling
+from autopar.runtime.owned import held_by_others
 
 #: What takes the local tensor of a parameter: `local_parameter` and `DTensor.to_local`.
 _LOCAL = ("_LocalBackward", "_ToTorchTensorBackward")
@@ -67,19 +66,19 @@ class _Local(torch.autograd.Function):
         return local.view_as(local)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
-        if grad is None:
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
+        if grads[0] is None:
             return None
         parameter: DTensor = ctx.parameter
         spec = parameter._spec
         if torch.is_grad_enabled():  # differentiated again
             return DTensor.from_local(
-                grad, spec.mesh, spec.placements, shape=spec.shape, stride=spec.stride
+                grads[0], spec.mesh, spec.placements, shape=spec.shape, stride=spec.stride
             )
         # Autograd copies a gradient that others hold before it makes it a `.grad`, which may be
         # written to. It cannot know of what is inside a DTensor.
-        shared = sys.getrefcount(grad) > _references()
-        shared = shared or grad._use_count() > 1  # type: ignore[attr-defined]
+        shared = held_by_others(grads)
+        grad = grads[0]
         if shared or not grad.is_contiguous():
             grad = grad.clone(memory_format=torch.contiguous_format)
         made = DTensor(grad, spec, requires_grad=False)
@@ -87,25 +86,3 @@ class _Local(torch.autograd.Function):
             parameter.grad = made  # which autograd would do in several times as long
             return None
         return made
-
-
-class _Count(torch.autograd.Function):
-    """Shows how many references Python has to a gradient that nobody else holds."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        count = sys.getrefcount(grad)
-        return grad.new_full((), count)
-
-
-@cache
-def _references() -> int:
-    """What `sys.getrefcount` says in a backward of a gradient that nobody else holds."""
-    with torch.enable_grad():
-        x = torch.zeros((), requires_grad=True)
-        y = _Count.apply(x) * 2
-    return int(torch.autograd.grad(y, x)[0])

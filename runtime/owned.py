@@ -31,16 +31,30 @@ def is_ours(grads: tuple[Tensor | None, ...]) -> bool:
     return _holders(grads) == _holders_of_ours(view)
 
 
+def held_by_others(grads: tuple[Tensor | None, ...]) -> bool:
+    """Whether somebody else holds, as a tensor, the one gradient that came to a backward."""
+    return any(
+        n > ours for n, ours in zip(_references(grads), _holders_of_ours(False)[0:2], strict=True)
+    )
+
+
+def _references(grads: tuple[Tensor | None, ...]) -> tuple[int, int]:
+    """Those of Python and of PyTorch to a gradient."""
+    (grad,) = grads
+    assert grad is not None
+    return sys.getrefcount(grad), grad._use_count()  # type: ignore[attr-defined]
+
+
 def _holders(grads: tuple[Tensor | None, ...]) -> tuple[int, ...]:
-    """References of Python and of PyTorch to a gradient and what it is a view of; to its memory."""
+    """References to a gradient, to its memory, and to what it is a view of."""
+    found = _references(grads)
     (grad,) = grads
     assert grad is not None
     memory = torch._C._storage_Use_Count(grad.untyped_storage()._cdata)  # type: ignore[attr-defined]
-    found = sys.getrefcount(grad), grad._use_count(), memory  # type: ignore[attr-defined]
     base = grad._base
     if base is None:
-        return found
-    return *found, sys.getrefcount(base), base._use_count()  # type: ignore[attr-defined]
+        return *found, memory
+    return *found, memory, sys.getrefcount(base), base._use_count()  # type: ignore[attr-defined]
 
 
 class _Count(torch.autograd.Function):

@@ -69,6 +69,20 @@ def test_a_gradient_of_other_strides_is_made_contiguous(make: Make) -> None:
     assert torch.equal(local_grad(p), torch.arange(12.0).view(4, 3).t())
 
 
+def test_a_gradient_that_nobody_else_holds_is_not_copied(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_copies(*args: object, **kwargs: object) -> Tensor:
+        raise AssertionError("the gradient was copied")
+
+    monkeypatch.setattr(Tensor, "clone", no_copies)
+    p = make()
+    (local_parameter(p) @ torch.ones(4, 2)).sum().backward()
+    assert torch.equal(local_grad(p), torch.full((3, 4), 2.0))
+    with pytest.raises(AssertionError, match="copied"):
+        (local_parameter(p) + local_parameter(make())).sum().backward()
+
+
 def test_hooks_see_the_gradient(make: Make) -> None:
     for hooks in ("tensor", "accumulated", "node"):
         p, seen = make(), []
