@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,9 @@ NAMESPACE = "autopar"
 
 _TABLE: dict[str, Callable[..., Any]] = {}
 
+#: What runs in the place of an operator of PyTorch.
+_INSTEAD: dict[str, Callable[..., Any]] = {}
+
 
 def operator(name: str) -> Callable[[_F], _F]:
     """Register the decorated function as the IR operator ``autopar.<name>``."""
@@ -32,6 +36,18 @@ def operator(name: str) -> Callable[[_F], _F]:
         if name in _TABLE:
             raise ValueError(f"operator {NAMESPACE}.{name} is registered already")
         _TABLE[name] = fn
+        return fn
+
+    return add
+
+
+def stands_for(op: str) -> Callable[[_F], _F]:
+    """Let the decorated function run wherever a graph has an operator of PyTorch."""
+
+    def add(fn: _F) -> _F:
+        if op in _INSTEAD:
+            raise ValueError(f"something stands for {op} already")
+        _INSTEAD[op] = fn
         return fn
 
     return add
@@ -48,6 +64,9 @@ def resolve(op: str) -> Callable[..., Any]:
     whole = whole_of(op)
     if whole is not None and whole.random:
         return drawing_alike(op, whole)
+    _import_runtime()
+    if op in _INSTEAD:
+        return _INSTEAD[op]
     target: Any = torch.ops
     try:
         for part in (namespace, *path):
@@ -63,14 +82,14 @@ def resolve(op: str) -> Callable[..., Any]:
 
 
 def _own(op: str, name: str) -> Callable[..., Any]:
-    if name not in _TABLE:
-        _import_runtime()
+    _import_runtime()
     if name not in _TABLE:
         known = ", ".join(sorted(_TABLE))
         raise GraphError(f"operator {op!r}: the runtime has none of that name, it has {known}")
     return _TABLE[name]
 
 
+@cache
 def _import_runtime() -> None:
     """Import every module of this package, so that each registers its operators."""
     package = __name__.rpartition(".")[0]

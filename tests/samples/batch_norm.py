@@ -15,6 +15,11 @@ SAMPLES = (
     ),
     Sample(
         "autopar.batch_norm_train",
+        (normal(1, 6, 3, 4), _w, _b, _mean, _var, 0.1, 1e-5),
+        label="one image",
+    ),
+    Sample(
+        "autopar.batch_norm_train",
         (_shapes[1], None, None, _mean, _var, 0.3, 1e-3),
         label="no affine map",
     ),

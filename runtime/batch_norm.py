@@ -1,0 +1,72 @@
+"""Batch norm whose operands and gradients lie in memory row by row.
+
+On CPUs PyTorch's own backward (torch 2.13) gives wrong gradients, without an error, for a single
+image whose memory is in another order, or whose gradient's is; instance norm runs it on one image
+whatever the batch. A piece of a batch often is a single image where the batch was none, so what is
+right on one device would be wrong on ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autopar.runtime.operators import stands_for
+
+
+class _RowMajorGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return row_major(grad)
+
+
+def row_major(x: Tensor) -> Tensor:
+    """The tensor with the strides of its shape, those of dimensions of size 1 included."""
+    return x.reshape(-1).view(x.shape)
+
+
+def with_row_major_gradient(x: Tensor) -> Tensor:
+    """The tensor; what comes before it gets its gradient row by row."""
+    return _RowMajorGradient.apply(x) if x.requires_grad else x
+
+
+@stands_for("aten.batch_norm.default")
+def batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`aten.batch_norm`."""
+    if x.shape[0] != 1:
+        return torch.batch_norm(x, *args, **kwargs)
+    return with_row_major_gradient(torch.batch_norm(row_major(x), *args, **kwargs))
+
+
+@stands_for("aten._native_batch_norm_legit_no_training.default")
+def batch_norm_fixed(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """`aten._native_batch_norm_legit_no_training`."""
+    run = torch.ops.aten._native_batch_norm_legit_no_training.default
+    if x.shape[0] != 1:
+        return run(x, *args)  # type: ignore[no-any-return]
+    y, mean, scale = run(row_major(x), *args)
+    return with_row_major_gradient(y), mean, scale
+
+
+@stands_for("aten.instance_norm.default")
+def instance_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`aten.instance_norm`."""
+    return with_row_major_gradient(torch.instance_norm(row_major(x), *args, **kwargs))
+
+
+def batch_norm_in_training(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
+    momentum: float, eps: float,
+) -> Tensor:  # fmt: skip
+    """`F.batch_norm` by the statistics of the batch; the running ones are updated in place."""
+    single = x.shape[0] == 1
+    x = row_major(x) if single else x
+    y = F.batch_norm(x, mean, var, weight, bias, True, momentum, eps)
+    return with_row_major_gradient(y) if single else y
