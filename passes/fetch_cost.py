@@ -8,15 +8,16 @@ back, the collectives run beside the backward pass (`overlap`); copying does not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import numpy as np
 
 from autopar.ir.layout import REPLICATE
 from autopar.ir.mesh import Mesh
-from autopar.passes.collective_cost import NOTHING, Line, collective_line
+from autopar.passes.bucket_size import BucketSize, bucket_size
+from autopar.passes.collective_cost import NOTHING, Line
 from autopar.passes.device import Device
-from autopar.passes.fuse import alone_bytes, bucket_bytes, copies_per_byte
 from autopar.passes.reshard.price import StepLine
 from autopar.passes.reshard.steps import Step
 
@@ -46,37 +47,41 @@ def in_buckets(
     Returns lines like those given, and lines of the gradients' collectives [step, 2].
     """
     lines, sent = lines.copy(), np.zeros((len(lines), 2))
+    # One lookup for thousands of steps: a device is slow to hash.
+    size_of = cache(partial(bucket_size, device, mesh))
     for i, (step, (before, after)) in enumerate(zip(steps, held.tolist(), strict=True)):
         if step.kind in _PACKED and before and after:
-            lines[i], sent[i] = fetch_line(step, before, after, mesh, device, nbytes)
+            lines[i], sent[i] = fetch_line(step, before, after, size_of, nbytes)
     return lines, sent
 
 
 def fetch_line(
-    step: Step, before: float, after: float, mesh: Mesh, device: Device, nbytes: float
+    step: Step,
+    before: float,
+    after: float,
+    size_of: Callable[[str, tuple[str, ...]], BucketSize],
+    nbytes: float,
 ) -> tuple[StepLine, Line]:
     """The price of a step of a bucket for one of its tensors, and of its gradient's collective.
 
-    `before` and `after` are the shares of the tensor, of about `nbytes`, that a rank holds.
+    `before` and `after` are the shares of the tensor, of about `nbytes`, that a rank holds;
+    `size_of` says of a collective and its axes how tensors travel through it.
     """
     larger = max(before, after)
 
-    def alone(kind: str) -> bool:
-        return larger * nbytes >= alone_bytes(device, mesh, kind, step.axes)
-
     def collective(kind: str) -> Line:
-        line = collective_line(device, mesh, kind, step.axes)
-        waits, per_byte = line.latency + device.launch, line.per_byte * larger
-        if alone(kind):
-            return Line(waits, per_byte)
-        share = waits / bucket_bytes(device, mesh, kind, step.axes)
-        return Line(0.0, per_byte + share * larger)
+        size = size_of(kind, step.axes)
+        per_byte = size.line.per_byte * larger
+        if larger * nbytes >= size.alone:
+            return Line(size.waits, per_byte)
+        return Line(0.0, per_byte + size.waits / size.full * larger)
 
     def copy(kind: str, part: float) -> Line:
-        return Line(0.0, copies_per_byte(device, mesh, kind, step.axes) * part)
+        return Line(0.0, size_of(kind, step.axes).copying * part)
 
     def pack(kind: str, part: float) -> Line:
-        return NOTHING if alone(kind) else copy(kind, part)
+        alone = larger * nbytes >= size_of(kind, step.axes).alone
+        return NOTHING if alone else copy(kind, part)
 
     if step.kind == "to_replicate":
         sent = collective("all_reduce")

@@ -24,7 +24,6 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from autopar.ir.fused import CAST_STEP, FUSABLE, FusedStep, fused_node
@@ -32,39 +31,10 @@ from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.mesh import Mesh
 from autopar.ir.reduced import REDUCED_IN, is_parameter_cast, reduced_in
 from autopar.ir.steps import STEPS
-from autopar.passes.collective_cost import collective_line
+from autopar.passes.bucket_size import bucket_size
 from autopar.passes.communication import Collective, step_collectives
 from autopar.passes.device import Device
 from autopar.passes.policies import block_of
-
-#: The share of a collective's time that may be latency.
-LATENCY_SHARE = 0.05
-
-#: Bounds of a bucket in bytes. Below, the overhead of a call outweighs any latency; above, the
-#: last bucket of a backward pass, which nothing hides, grows, and so do gathered copies.
-SMALLEST, LARGEST = 1 << 20, 32 << 20
-
-
-def bucket_bytes(device: Device, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> float:
-    """The bytes at which latency is `LATENCY_SHARE` of a collective's time, within bounds."""
-    line = collective_line(device, mesh, kind, axes)
-    if line.per_byte <= 0:
-        return LARGEST
-    enough = line.latency / line.per_byte * (1 / LATENCY_SHARE - 1)
-    return min(max(enough, SMALLEST), LARGEST)
-
-
-def copies_per_byte(device: Device, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> float:
-    """Seconds to copy a byte into or out of a bucket: into memory that was not in use."""
-    full = bucket_bytes(device, mesh, kind, axes)
-    return float(device.memory_seconds(np.array(2 * full))) / full
-
-
-def alone_bytes(device: Device, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> float:
-    """The bytes from which a tensor travels alone: one more collective is less than a copy."""
-    waits = collective_line(device, mesh, kind, axes).latency + device.launch
-    fewest = waits / copies_per_byte(device, mesh, kind, axes)
-    return min(max(fewest, SMALLEST), bucket_bytes(device, mesh, kind, axes))
 
 
 def fuse(graph: Graph, device: Device, apart: Container[str] = ()) -> Graph:
@@ -188,7 +158,8 @@ def _fill(chains: list[_Chain], mesh: Mesh, device: Device) -> list[_Bucket]:
     filling: dict[tuple[Any, ...], tuple[_Bucket, dict[tuple[str, tuple[str, ...]], int]]] = {}
     for chain in chains:
         runs = chain.runs(mesh)
-        if all(runs[run] >= alone_bytes(device, mesh, *run) for run in runs):
+        sizes = {run: bucket_size(device, mesh, *run) for run in runs}
+        if all(runs[run] >= size.alone for run, size in sizes.items()):
             found.append(_Bucket([chain]))
             continue
         empty = (_Bucket(), dict.fromkeys(runs, 0))
@@ -197,6 +168,6 @@ def _fill(chains: list[_Chain], mesh: Mesh, device: Device) -> list[_Bucket]:
             found.append(bucket)
         bucket.members.append(chain)
         total = {run: total[run] + runs[run] for run in runs}
-        if any(total[run] < bucket_bytes(device, mesh, *run) for run in runs):
+        if any(total[run] < size.full for run, size in sizes.items()):
             filling[chain.key] = bucket, total
     return found

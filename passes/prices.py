@@ -10,9 +10,9 @@ from autopar.ir.graph import Node, Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.rule import Rule, Strategy
+from autopar.passes.bucket_size import bucket_size
 from autopar.passes.compute_cost import Times, call_times, parameter_times
 from autopar.passes.device import Device
-from autopar.passes.fuse import bucket_bytes
 from autopar.passes.reshard.cost import ReshardCosts
 from autopar.passes.reshard.path import Step, plan_reshard
 from autopar.passes.signature import type_of
@@ -77,7 +77,7 @@ class DevicePrices:
 
     def last_bucket(self) -> float:
         """Bytes of gradients that are on their way when the backward pass is over."""
-        return bucket_bytes(self.device, self.mesh, "all_reduce", self.mesh.names)
+        return bucket_size(self.device, self.mesh, "all_reduce", self.mesh.names).full
 
     def steps(
         self, src: Layout, dst: Layout, value: Value, grad: bool, fetched: bool

@@ -22,8 +22,8 @@ from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.module import ParallelModule
 from autopar.passes.baselines import baseline_assignments
+from autopar.passes.bucket_size import SMALLEST
 from autopar.passes.communication import collectives_of
-from autopar.passes.fuse import SMALLEST
 from autopar.passes.prices import DevicePrices
 from autopar.passes.search import Searched
 from autopar.plans import Plan
