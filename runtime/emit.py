@@ -27,6 +27,7 @@ from autopar.ir.local import is_empty, is_uniform, rank_call
 from autopar.ir.mesh import Mesh
 from autopar.ir.reduced import with_reduction
 from autopar.ir.steps import STEPS
+from autopar.ir.trace_grad import overload
 from autopar.runtime.autocast import autocast_call
 from autopar.runtime.fused import begin, finish
 from autopar.runtime.gathered import finish_again, step_again
@@ -244,8 +245,8 @@ def _returns_sequence(op: str) -> bool:
     """Whether the operator returns a list or tuple even where it has one result (split)."""
     if op.startswith("autopar."):
         return op == FUSED
-    schema = resolve(op)._schema  # type: ignore[attr-defined]
-    returns = schema.returns
+    # Of the operator itself: what runs in its place has none.
+    returns = overload(op)._schema.returns
     return len(returns) != 1 or not isinstance(returns[0].type, torch.TensorType)
 
 

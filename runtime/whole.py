@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from autopar.ir.trace_grad import overload
 from autopar.ir.whole import Whole
 from autopar.runtime.groups import current
 from autopar.runtime.random import default_generator, next_generator
@@ -42,5 +41,4 @@ def drawing_alike(op: str, whole: Whole) -> Callable[..., Any]:
                 shared.set_state(used.get_state())
                 used.set_state(before)
 
-    run._schema = overload(op)._schema  # type: ignore[attr-defined]
     return run

@@ -7,8 +7,9 @@ from itertools import permutations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import autopar
 from autopar.runtime.operators import resolve
 
 CHANNELS = 4
@@ -68,3 +69,10 @@ def test_gradients_of_one_image(name: str, size: tuple[int, int]) -> None:
             found = torch.autograd.grad(NORMS[name](x, weight, bias), (x, weight, bias), grad)
             for got, expected in zip(found, want, strict=True):
                 torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
+def test_a_model_runs_them(norm: type[nn.Module]) -> None:
+    model, x = norm(CHANNELS).eval(), torch.randn(1, CHANNELS, 3, 5)
+    parallel = autopar.autoparallelize(norm(CHANNELS).eval(), (x,), mesh=1)
+    torch.testing.assert_close(parallel(x), model(x))
