@@ -95,8 +95,19 @@ class _DryGroup(Group):
     def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
         return _receive([pieces], self._reduce_scatter(pieces, "sum", 0))
 
-    def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
-        return flat.new_zeros(sum(row[self.index] for row in counts))
+    def _send(
+        self,
+        pieces: Sequence[Tensor],
+        counts: tuple[tuple[int, ...], ...],
+        shapes: Sequence[Sequence[int]],
+        dim: int,
+    ) -> Tensor:
+        # Without a look at each piece: there may be one for each of a thousand ranks.
+        sent = pieces[0].new_zeros(sum(counts[self.index]))
+        received = sent.new_zeros(sum(row[self.index] for row in counts))
+        joined = list(shapes[0])
+        joined[dim] = sum(shape[dim] for shape in shapes)
+        return received.new_zeros(joined)
 
 
 class _GlooGroup(_DryGroup):
