@@ -212,47 +212,53 @@ def collective_sample(watch: Stopwatch, group: Group, kind: str, nbytes: int) ->
     The size is that of `autopar.passes.device.bytes_moved`. All groups of the kind run at once.
     Results are kept for a while, so that new ones do not come to lie where the last ones were.
     """
+    size, call = _collective(watch, group, kind, nbytes)
+    kept: deque[Tensor] = deque(maxlen=max(1, (1 << 25) // size))
+    return size, watch.seconds(lambda: kept.append(call()))
+
+
+def _collective(
+    watch: Stopwatch, group: Group, kind: str, nbytes: int
+) -> tuple[int, Callable[[], Tensor]]:
+    """The size of a whole tensor near `nbytes` that divides, and a collective on it."""
     unit = group.size**2
     count = max(1, round(nbytes / _ITEMSIZE / unit)) * unit
-    x = torch.zeros(count // _pieces(kind, group.size), device=watch.device)
-    call = _call(kind, group, x)
-    kept: deque[Tensor] = deque(maxlen=max(1, (1 << 25) // (_ITEMSIZE * count)))
-    return _ITEMSIZE * count, watch.seconds(lambda: kept.append(call()))
-
-
-def _pieces(kind: str, group: int) -> int:
-    """Into how many pieces the whole tensor is cut before the collective."""
-    return group if kind in ("all_gather", "all_to_all") else 1
-
-
-def _call(kind: str, group: Group, x: Tensor) -> Callable[[], Tensor]:
-    return {
+    pieces = group.size if kind in ("all_gather", "all_to_all") else 1
+    x = torch.zeros(count // pieces, device=watch.device)
+    calls = {
         "all_reduce": lambda: group.all_reduce(x),
         "all_gather": lambda: group.all_gather(x, 0),
         "reduce_scatter": lambda: group.reduce_scatter(x, 0),
         "all_to_all": lambda: group.all_to_all(x, 0, 0),
-    }[kind]
+    }
+    return _ITEMSIZE * count, calls[kind]
 
 
-def arrival_skew(watch: Stopwatch, group: Group) -> float:
-    """Seconds that a collective takes longer after computing than right after another one."""
+def _computing(watch: Stopwatch, seconds: float) -> Callable[[], None]:
+    """Products that take about so long, to run between or beside collectives."""
     n = _PRODUCT_BESIDE[watch.device.type]
     a = torch.randn(n, n, device=watch.device)
-    count = max(1, round(_BETWEEN / watch.product((n, n, n), torch.float32)))
-    size = _SKEW_BYTES // _ITEMSIZE // group.size**2 * group.size**2
+    count = max(1, round(seconds / watch.product((n, n, n), torch.float32)))
 
     def compute() -> None:
         for _ in range(count):
             a @ a
 
+    return compute
+
+
+def arrival_skew(watch: Stopwatch, group: Group) -> float:
+    """Seconds that a collective takes longer after computing than right after another one."""
+    compute = _computing(watch, _BETWEEN)
     extra = []
     for kind in COLLECTIVES:
-        call = _call(kind, group, torch.zeros(size // _pieces(kind, group.size), device=a.device))
+        _, call = _collective(watch, group, kind, _SKEW_BYTES)
         call()
         for _ in range(_REPEATS):
-            computing = watch.once(lambda: _often(compute))
-            sending = watch.once(lambda call=call: _often(call))  # type: ignore[misc]
-            both = watch.once(lambda call=call: _often(compute, call))  # type: ignore[misc]
+            computing, sending, both = (
+                watch.once(lambda runs=runs: _often(*runs))  # type: ignore[misc]
+                for runs in ((compute,), (call,), (compute, call))
+            )
             extra.append((both - computing - sending) / _OFTEN)
     return max(statistics.median(extra), 0.0)
 
@@ -269,8 +275,6 @@ def overlap_share(watch: Stopwatch, group: Group) -> float:
     All-reduces are started, products computed, and the all-reduces waited for; what that takes
     less than the two one after the other is what one hides of the other.
     """
-    n = _PRODUCT_BESIDE[watch.device.type]
-    a = torch.randn(n, n, device=watch.device)
     buckets = [
         torch.zeros(_BUCKET_BYTES // _ITEMSIZE, device=watch.device) for _ in range(_BUCKETS)
     ]
@@ -281,18 +285,14 @@ def overlap_share(watch: Stopwatch, group: Group) -> float:
         for land in landings:
             land()
 
-    def compute(count: int) -> None:
-        for _ in range(count):
-            a @ a
-
     communicate(lambda: None)
     alone = watch.seconds(lambda: communicate(lambda: None), 3)
-    count = max(1, round(_BESIDE * alone / watch.product((n, n, n), torch.float32)))
+    compute = _computing(watch, _BESIDE * alone)
     shares = []
     for _ in range(_REPEATS):
         # Taken in turns, so that all three see the machine as it is at the time.
-        computing = watch.once(lambda: compute(count))
+        computing = watch.once(compute)
         sending = watch.once(lambda: communicate(lambda: None))
-        together = watch.once(lambda: communicate(lambda: compute(count)))
+        together = watch.once(lambda: communicate(compute))
         shares.append((computing + sending - together) / min(computing, sending))
     return min(max(statistics.median(shares), 0.0), 1.0)

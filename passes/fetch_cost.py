@@ -69,10 +69,13 @@ def fetch_line(
     """
     larger = max(before, after)
 
+    def alone(kind: str) -> bool:
+        return larger * nbytes >= size_of(kind, step.axes).alone
+
     def collective(kind: str) -> Line:
         size = size_of(kind, step.axes)
         per_byte = size.line.per_byte * larger
-        if larger * nbytes >= size.alone:
+        if alone(kind):
             return Line(size.waits, per_byte)
         return Line(0.0, per_byte + size.waits / size.full * larger)
 
@@ -80,8 +83,7 @@ def fetch_line(
         return Line(0.0, size_of(kind, step.axes).copying * part)
 
     def pack(kind: str, part: float) -> Line:
-        alone = larger * nbytes >= size_of(kind, step.axes).alone
-        return NOTHING if alone else copy(kind, part)
+        return NOTHING if alone(kind) else copy(kind, part)
 
     if step.kind == "to_replicate":
         sent = collective("all_reduce")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.assisted_norm import affine, mean_over
-from autopar.runtime.batch_norm import batch_norm_in_training
+from autopar.runtime.batch_norm import checked_batch_norm
 from autopar.runtime.operators import operator
 from autopar.runtime.precision import accumulation_dtype
 from autopar.runtime.splits import Split, is_split, star_names, whole_size
@@ -33,7 +33,7 @@ def batch_norm_train(
     """
     if x.shape[1] and not (is_split(split, "b") or is_split(split, "s")):
         mean, var = running_mean.clone(), running_var.clone()
-        y = batch_norm_in_training(x, weight, bias, mean, var, momentum, eps)
+        y = checked_batch_norm(x, mean, var, weight, bias, True, momentum, eps)
         return y, mean, var
     y, mean, var, count = _normalise(x, weight, bias, eps, split)
     unbiased = var * (count / (count - 1)) if count > 1 else var * float("nan")

@@ -8,11 +8,13 @@ right on one device would be wrong on ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from autopar.runtime.operators import stands_for
 
@@ -37,22 +39,25 @@ def with_row_major_gradient(x: Tensor) -> Tensor:
     return _RowMajorGradient.apply(x) if x.requires_grad else x
 
 
-@stands_for("aten.batch_norm.default")
-def batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """`aten.batch_norm`."""
+def _row_by_row(norm: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A batch norm of PyTorch; of a single image in the order that its backward reads rightly."""
     if x.shape[0] != 1:
-        return torch.batch_norm(x, *args, **kwargs)
-    return with_row_major_gradient(torch.batch_norm(row_major(x), *args, **kwargs))
+        return norm(x, *args, **kwargs)
+    found = norm(row_major(x), *args, **kwargs)
+    return pytree.tree_map_only(Tensor, with_row_major_gradient, found)
+
+
+@stands_for("aten.batch_norm.default")
+def batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`aten.batch_norm`."""
+    return _row_by_row(torch.batch_norm, x, *args, **kwargs)
 
 
 @stands_for("aten._native_batch_norm_legit_no_training.default")
-def batch_norm_fixed(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def batch_norm_fixed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """`aten._native_batch_norm_legit_no_training`."""
     run = torch.ops.aten._native_batch_norm_legit_no_training.default
-    if x.shape[0] != 1:
-        return run(x, *args)  # type: ignore[no-any-return]
-    y, mean, scale = run(row_major(x), *args)
-    return with_row_major_gradient(y), mean, scale
+    return _row_by_row(run, x, *args, **kwargs)
 
 
 @stands_for("aten.instance_norm.default")
@@ -61,12 +66,6 @@ def instance_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return with_row_major_gradient(torch.instance_norm(row_major(x), *args, **kwargs))
 
 
-def batch_norm_in_training(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
-    momentum: float, eps: float,
-) -> Tensor:  # fmt: skip
-    """`F.batch_norm` by the statistics of the batch; the running ones are updated in place."""
-    single = x.shape[0] == 1
-    x = row_major(x) if single else x
-    y = F.batch_norm(x, mean, var, weight, bias, True, momentum, eps)
-    return with_row_major_gradient(y) if single else y
+def checked_batch_norm(x: Tensor, *args: Any) -> Any:
+    """`F.batch_norm`, which refuses a batch without statistics."""
+    return _row_by_row(F.batch_norm, x, *args)

@@ -31,23 +31,21 @@ _INSTEAD: dict[str, Callable[..., Any]] = {}
 
 def operator(name: str) -> Callable[[_F], _F]:
     """Register the decorated function as the IR operator ``autopar.<name>``."""
-
-    def add(fn: _F) -> _F:
-        if name in _TABLE:
-            raise ValueError(f"operator {NAMESPACE}.{name} is registered already")
-        _TABLE[name] = fn
-        return fn
-
-    return add
+    return _into(_TABLE, name, f"operator {NAMESPACE}.{name} is registered already")
 
 
 def stands_for(op: str) -> Callable[[_F], _F]:
     """Let the decorated function run wherever a graph has an operator of PyTorch."""
+    return _into(_INSTEAD, op, f"something stands for {op} already")
+
+
+def _into(table: dict[str, Callable[..., Any]], name: str, taken: str) -> Callable[[_F], _F]:
+    """Put the decorated function into a table, once; `taken` is the error of a second time."""
 
     def add(fn: _F) -> _F:
-        if op in _INSTEAD:
-            raise ValueError(f"something stands for {op} already")
-        _INSTEAD[op] = fn
+        if name in table:
+            raise ValueError(taken)
+        table[name] = fn
         return fn
 
     return add

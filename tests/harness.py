@@ -370,8 +370,8 @@ def _ordered(x: Tensor) -> Tensor:
     """A gradient as it may come, and comes on every other rank: the last dimensions are the outer
     ones in memory, then channels, then the batch, which is how a transposed matrix of pixels lies.
     """
-    dims = tuple(sorted(range(x.dim()), key=lambda d: (d < 2, -d if d < 2 else d)))
-    back = tuple(sorted(range(x.dim()), key=dims.__getitem__))
+    dims = (*range(2, x.dim()), *reversed(range(min(2, x.dim()))))
+    back = tuple(map(dims.index, range(x.dim())))
     return x.permute(dims).contiguous().permute(back)
 
 
