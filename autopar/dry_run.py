@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autopar.ir.fused import WAITS
 from autopar.ir.mesh import Mesh
+from autopar.runtime.exchange import Counts
 from autopar.runtime.groups import Group, Landing, RankContext
 from autopar.runtime.operators import resolve
 
@@ -73,6 +74,18 @@ class _DryGroup(Group):
         """Where the first rank keeps a value the others make zeros, which is what costs memory."""
         return False
 
+    # Without a look at each piece: there may be one for each of a thousand ranks.
+
+    def stack(self, pieces: Sequence[Tensor]) -> Tensor:
+        return pieces[0].new_zeros((self.size, *pieces[0].shape))
+
+    def join(self, stacked: Tensor, dim: int) -> Tensor:
+        if self.in_order:
+            return super().join(stacked, dim)
+        shape = list(stacked.shape[1:])
+        shape[dim] *= self.size
+        return stacked.new_zeros(shape)
+
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
         return x.new_zeros(x.shape)
 
@@ -97,16 +110,18 @@ class _DryGroup(Group):
 
     def _send(
         self,
-        pieces: Sequence[Tensor],
-        counts: tuple[tuple[int, ...], ...],
-        shapes: Sequence[Sequence[int]],
-        dim: int,
+        x: Tensor,
+        split_dim: int,
+        split_sizes: Sequence[int],
+        counts: Counts,
+        shape: Sequence[int],
+        concat_dim: int,
+        concat_sizes: Sequence[int],
     ) -> Tensor:
-        # Without a look at each piece: there may be one for each of a thousand ranks.
-        sent = pieces[0].new_zeros(sum(counts[self.index]))
-        received = sent.new_zeros(sum(row[self.index] for row in counts))
-        joined = list(shapes[0])
-        joined[dim] = sum(shape[dim] for shape in shapes)
+        sent = x.new_zeros(sum(counts.sent(self.index)))
+        received = sent.new_zeros(sum(counts.received(self.index)))
+        joined = list(shape)
+        joined[concat_dim] = sum(concat_sizes)
         return received.new_zeros(joined)
 
 

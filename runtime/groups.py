@@ -8,7 +8,6 @@ the differentiable steps are in `runtime/collectives.py`.
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from autopar.ir.errors import LayoutError, MeshError
 from autopar.ir.mesh import Mesh
 from autopar.runtime.compiling import is_compiling
 from autopar.runtime.counting import record
+from autopar.runtime.exchange import Blocks, Counts, Overlaps
 from autopar.runtime.random import RandomState, default_generator
 
 #: How long ranks wait for one another before an operation fails.
@@ -134,36 +134,20 @@ class Group:
         assert split_sizes is not None and concat_sizes is not None
         rest = list(x.shape)
         rest[split_dim] = rest[concat_dim] = 1
-        each = math.prod(rest)
-        counts = tuple(tuple(a * b * each for b in split_sizes) for a in concat_sizes)
-        shapes = []
-        for size in concat_sizes:
-            shape = list(x.shape)
-            shape[split_dim], shape[concat_dim] = split_sizes[self.index], size
-            shapes.append(shape)
-        return self._send(x.split(split_sizes, split_dim), counts, shapes, concat_dim)
+        counts = Blocks(concat_sizes, split_sizes, math.prod(rest))
+        shape = list(x.shape)
+        shape[split_dim] = split_sizes[self.index]
+        return self._send(x, split_dim, split_sizes, counts, shape, concat_dim, concat_sizes)
 
     def recut(self, x: Tensor, dim: int, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
         """This rank's block in other sizes: ranks send each other what the new blocks need."""
         x = x.detach()
         if self.size == 1 or before == after:
             return x
-        starts, ends = ([0, *itertools.accumulate(sizes)] for sizes in (before, after))
-        overlaps = [
-            [
-                max(0, min(starts[i + 1], ends[j + 1]) - max(starts[i], ends[j]))
-                for j in range(self.size)
-            ]
-            for i in range(self.size)
-        ]
         each = math.prod(size for d, size in enumerate(x.shape) if d != dim % x.dim())
-        counts = tuple(tuple(n * each for n in row) for row in overlaps)
-        shapes = []
-        for row in overlaps:
-            shape = list(x.shape)
-            shape[dim] = row[self.index]
-            shapes.append(shape)
-        return self._send(x.split(overlaps[self.index], dim), counts, shapes, dim)
+        counts = Overlaps(before, after, each)
+        given, taken = counts.given(self.index), counts.taken(self.index)
+        return self._send(x, dim, given, counts, list(x.shape), dim, taken)
 
     def block(self, x: Tensor, dim: int, sizes: Sizes = None) -> Tensor:
         """This rank's block of a tensor along a dimension, as a view."""
@@ -207,19 +191,23 @@ class Group:
 
     def _send(
         self,
-        pieces: Sequence[Tensor],
-        counts: tuple[tuple[int, ...], ...],
-        shapes: Sequence[Sequence[int]],
-        dim: int,
+        x: Tensor,
+        split_dim: int,
+        split_sizes: Sequence[int],
+        counts: Counts,
+        shape: Sequence[int],
+        concat_dim: int,
+        concat_sizes: Sequence[int],
     ) -> Tensor:
-        """Send the i-th piece to rank i; join what comes, of the given shapes, along `dim`.
+        """Send the i-th block along one dimension to rank i; join what comes along another.
 
-        `counts` are the elements that rank i sends to rank j, [i][j].
+        What comes has `shape`, but for its size along `concat_dim`.
         """
-        flat = torch.cat([piece.reshape(-1) for piece in pieces])
+        flat = torch.cat([piece.reshape(-1) for piece in x.split(split_sizes, split_dim)])
         self._count("all_to_all", flat, 1)
-        received = self._all_to_all_v(flat, counts).split([row[self.index] for row in counts])
-        return torch.cat([r.view(*s) for r, s in zip(received, shapes, strict=True)], dim)
+        received = self._all_to_all_v(flat, counts).split(counts.received(self.index))
+        shapes = [_resized(shape, concat_dim, size) for size in concat_sizes]
+        return torch.cat([r.view(s) for r, s in zip(received, shapes, strict=True)], concat_dim)
 
     def _split(self, what: str, x: Tensor, dim: int) -> Tensor:
         """The blocks of a tensor along a dimension, stacked in front and contiguous."""
@@ -271,8 +259,8 @@ class Group:
     def _start_reduce_scatter(self, pieces: Tensor) -> Landing:
         return _landed(self._reduce_scatter(pieces, "sum", 0))
 
-    def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
-        """Send `counts[i][j]` elements from rank i to rank j, what goes to rank 0 first.
+    def _all_to_all_v(self, flat: Tensor, counts: Counts) -> Tensor:
+        """Send each rank its part, what goes to rank 0 first.
 
         `flat` is a vector, and so is what comes back, what came from rank 0 first.
         """
@@ -296,13 +284,18 @@ def _differ(sizes: Sizes) -> bool:
     return sizes is not None and len(set(sizes)) > 1
 
 
+def _resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
+    """A shape with another size in one dimension."""
+    resized = list(shape)
+    resized[dim] = size
+    return resized
+
+
 def _padded(x: Tensor, dim: int, size: int) -> Tensor:
     """A contiguous tensor that reaches up to `size` in one dimension, zeros behind `x`."""
     if x.shape[dim] == size:
         return x.contiguous()
-    shape = list(x.shape)
-    shape[dim] = size
-    padded = x.new_zeros(shape)
+    padded = x.new_zeros(_resized(x.shape, dim, size))
     padded.narrow(dim, 0, x.shape[dim]).copy_(x)
     return padded
 

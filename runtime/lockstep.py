@@ -19,6 +19,7 @@ from torch import Tensor
 
 from autopar.ir.errors import DesyncError
 from autopar.ir.mesh import Mesh
+from autopar.runtime.exchange import Counts
 from autopar.runtime.groups import Group, Landing, RankContext
 
 _T = TypeVar("_T")
@@ -281,9 +282,10 @@ class _LockstepGroup(Group):
     def _all_to_all(self, pieces: Tensor, dims: tuple[int, int]) -> Tensor:
         return self._exchange("all_to_all", pieces, _transpose, *dims)
 
-    def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
-        total = (sum(map(sum, counts)),)
-        return self._exchange("all_to_all_v", flat, _route(counts), counts, shape=total)
+    def _all_to_all_v(self, flat: Tensor, counts: Counts) -> Tensor:
+        table = [counts.sent(rank) for rank in range(self.size)]
+        total = (sum(map(sum, table)),)
+        return self._exchange("all_to_all_v", flat, _route(table), counts, shape=total)
 
 
 # What everybody gets, from what everybody brought. No two ranks share memory afterwards.
@@ -316,7 +318,7 @@ def _transpose(xs: list[Tensor]) -> list[Tensor]:
     return [torch.stack(pieces) for pieces in zip(*xs, strict=True)]
 
 
-def _route(counts: tuple[tuple[int, ...], ...]) -> _Combine:
+def _route(counts: list[list[int]]) -> _Combine:
     def route(xs: list[Tensor]) -> list[Tensor]:
         sent = [x.split(row) for x, row in zip(xs, counts, strict=True)]
         return [torch.cat(pieces) for pieces in zip(*sent, strict=True)]

@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar.ir.errors import MeshError
 from autopar.ir.mesh import Mesh
 from autopar.runtime.compiling import is_compiling
+from autopar.runtime.exchange import Counts
 from autopar.runtime.groups import Group, Landing, release
 
 _c10d = torch.ops._c10d_functional
@@ -215,11 +216,11 @@ class _ProcessGroup(Group):
         return _c10d.all_to_all_single(pieces, one_each, one_each, self._name)
 
     @_in_real_numbers
-    def _all_to_all_v(self, flat: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
+    def _all_to_all_v(self, flat: Tensor, counts: Counts) -> Tensor:
         # In the order of the process group's own ranks, and back.
-        sends = counts[self.index]
-        receives = [counts[rank][self.index] for rank in self.by_place]
-        pieces = flat.split(list(sends))
+        sends, comes = counts.sent(self.index), counts.received(self.index)
+        receives = [comes[rank] for rank in self.by_place]
+        pieces = flat.split(sends)
         received = _c10d.all_to_all_single(
             torch.cat([pieces[rank] for rank in self.by_place]),
             receives,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import pytest
 import torch
 
 from autopar.ir.errors import LayoutError, MeshError
 from autopar.ir.mesh import Mesh
+from autopar.runtime.exchange import Blocks, Overlaps
 from autopar.runtime.groups import RankContext, current
 from autopar.runtime.lockstep import run_lockstep
 
@@ -119,3 +123,30 @@ def test_reductions() -> None:
         assert group.all_reduce(torch.tensor(2.5)).item() == 7.5
 
     run_lockstep(Mesh((("a", 3),)), on_rank)
+
+
+def test_what_ranks_send_is_what_the_others_receive() -> None:
+    """An exchange for one rank at a time agrees with the table of all."""
+
+    def columns(table: list[list[int]]) -> list[list[int]]:
+        return [list(column) for column in zip(*table, strict=True)]
+
+    def owners(sizes: tuple[int, ...]) -> list[int]:
+        return [rank for rank, size in enumerate(sizes) for _ in range(size)]
+
+    rng = random.Random(0)
+    for _ in range(50):
+        ranks = rng.randint(2, 6)
+        before, after = (tuple(rng.choices(range(5), k=ranks)) for _ in range(2))
+        blocks = Blocks(before, after, 3)
+        table = [[3 * a * b for b in after] for a in before]
+        assert [blocks.sent(rank) for rank in range(ranks)] == table
+        assert [blocks.received(rank) for rank in range(ranks)] == columns(table)
+
+        # Who holds each index before, and who after: ranks in the order of their blocks.
+        total = min(sum(before), sum(after))
+        pairs = Counter(zip(owners(before)[:total], owners(after)[:total], strict=True))
+        table = [[2 * pairs[i, j] for j in range(ranks)] for i in range(ranks)]
+        overlaps = Overlaps(before, after, 2)
+        assert [overlaps.sent(rank) for rank in range(ranks)] == table
+        assert [overlaps.received(rank) for rank in range(ranks)] == columns(table)
