@@ -2,7 +2,8 @@
 
 Two reasons, both exact. *Support*: an option that is forbidden against every option of some
 neighbour can not be chosen. *Dominance*: an option can go when another one of the same node
-costs no more whatever the neighbours choose, and holds no more memory.
+costs no more whatever the neighbours choose, and holds no more memory. Mostly a few promising
+options of a node dominate all that any of them does; comparing all pairs finds the rest.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import numpy as np
 
 from .errors import InfeasibleError
 from .memory import LiveSets
-from .network import Network, merged
+from .network import Link, Network, merged
 
 # Comparing options costs [classes, classes, other classes]; beyond this many it is not worth it.
 _COMPARISONS = 1 << 18
+# How many promising options of a node the others are compared with.
+_PROMISING = 8
 # Pairs of spans that are compared, and links that may be added for it.
 _MOST_COMPARED, _MOST_CONFLICTS = 1_000_000, 5000
 
@@ -181,6 +184,66 @@ def prune_dominated(network: Network, live: LiveSets | None, start: list[int] | 
             removed += len(costs) - len(kept)
             network.keep(node, kept)
     return removed
+
+
+def prune_beside_promising(
+    network: Network, live: LiveSets | None, start: list[int] | None = None
+) -> int:
+    """Removes what the most promising options of each node dominate; returns how many went.
+
+    Promising is what costs least where every neighbour chooses as suits it. ``start`` is changed
+    as in `prune_dominated`.
+    """
+    removed = 0
+    for node in network.alive():
+        costs, options = network.costs(node), network.options[node]
+        if len(costs) <= _PROMISING:
+            continue
+        links = list(network.links[node].values())
+        least = costs + sum(link.costs.min(axis=1)[link.own] for link in links)
+        spans = range(0) if live is None else live.spans_of(node)
+        held = [live.usages[span][options] for span in spans] if live is not None else []
+        by = np.full(len(costs), -1)  # the option in whose favour each goes
+        for best in np.argsort(least, kind="stable")[:_PROMISING].tolist():
+            if by[best] >= 0:
+                continue
+            worse, better = _compared(costs, links, best)
+            beaten, equal = worse <= 0, better[:best] <= 0
+            for usage in held:
+                beaten &= usage[best] <= usage
+                equal &= usage[:best] <= usage[best]
+            # Of equal options the lowest stays.
+            beaten[:best] &= ~equal
+            beaten[best] = False
+            by[beaten] = best
+        kept = np.flatnonzero(by < 0)
+        if len(kept) == len(costs):
+            continue
+        if start is not None:
+            mine = int(np.searchsorted(options, start[node]))
+            while by[mine] >= 0:
+                mine = int(by[mine])
+            start[node] = int(options[mine])
+        removed += len(costs) - len(kept)
+        network.keep(node, kept)
+    return removed
+
+
+def _compared(
+    costs: np.ndarray, links: Iterable[Link], option: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """How much more an option costs than each other one at most, whatever the neighbours choose,
+    and how much more each other one than it."""
+    worse = costs[option] - costs
+    better = -worse
+    for link in links:
+        with np.errstate(invalid="ignore"):
+            difference = link.costs[link.own[option]] - link.costs
+        # What is forbidden can not be better; inf - inf is nan.
+        most = np.fmax.reduce(difference, axis=1, initial=-np.inf)
+        least = np.fmin.reduce(difference, axis=1, initial=np.inf)
+        worse, better = worse + most[link.own], better - least[link.own]
+    return worse, better
 
 
 def _dominance(

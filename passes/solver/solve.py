@@ -15,7 +15,13 @@ from .layout import Layout
 from .memory import LiveSets, Spans, fits
 from .network import Network
 from .problem import Problem, Solution, evaluate
-from .prune import forbid_conflicts, prune_dominated, prune_unsupported, tighten
+from .prune import (
+    forbid_conflicts,
+    prune_beside_promising,
+    prune_dominated,
+    prune_unsupported,
+    tighten,
+)
 from .reduction import Reduction
 from .search import Found, solve_exactly, solve_part
 
@@ -145,6 +151,7 @@ def _reduce(
     began = clock.elapsed()
     before = len(network.alive())
     keep = set() if live is None else live.varying()
+    prune_beside_promising(network, live, begin)
     reduction = Reduction(network, lambda node: node not in keep).run()
     left = network.alive()
     if left and sum(len(network.costs(node)) for node in left) <= _DOMINANCE_OPTIONS:

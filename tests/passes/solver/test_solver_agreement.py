@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +18,11 @@ from autopar.passes.solver import (
     Problem,
     ProblemError,
     evaluate,
+    prune,
     solve,
 )
+
+solve_module = sys.modules[solve.__module__]
 
 METHODS = ("auto", "ilp", "reduce")
 
@@ -121,6 +126,32 @@ def test_nodes_with_several_live_ranges(block: int, ranges: int, whole: bool) ->
         expected = brute_force(problem)
         for method in METHODS:
             check(problem, method, expected)
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["free", "limited"])
+@pytest.mark.parametrize("promising", [1, 8])
+def test_options_beside_promising_ones_are_not_missed(
+    promising: int, memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nodes have more options than are compared with all others, the optimum stays, and an
+    assignment to begin from is never lost."""
+    monkeypatch.setattr(prune, "_PROMISING", promising)
+    pruned = []
+    original = prune.prune_beside_promising
+
+    def counted(*args: Any) -> int:
+        pruned.append(original(*args))
+        return pruned[-1]
+
+    monkeypatch.setattr(solve_module, "prune_beside_promising", counted)
+    for seed in range(4000, 4030):
+        problem = random_problem(seed, memory=memory, whole=seed % 2 == 0, nodes=3, choices=12)
+        expected = brute_force(problem)
+        check(problem, "auto", expected)
+        starts = [choice for choice in assignments(problem) if fits(problem, choice)]
+        for start in starts[:: max(1, len(starts) // 3)]:
+            assert solve(problem, start=start).cost == pytest.approx(expected)
+    assert sum(pruned) > 100
 
 
 @pytest.mark.slow
