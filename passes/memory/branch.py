@@ -72,11 +72,11 @@ class Branches:
             if not halves:
                 self._closed = min(self._closed, bound)
                 continue
-            for half in reversed(halves):
-                if time.perf_counter() < until:
-                    self._relax(half, until - time.perf_counter(), bound)
-                else:
+            for half in halves:
+                if self._near(bound) or time.perf_counter() >= until:
                     self._push(half, bound)
+                else:
+                    self._relax(half, until - time.perf_counter(), bound)
 
     def _relax(self, relaxation: Relaxation, seconds: float, known: float = -np.inf) -> None:
         try:

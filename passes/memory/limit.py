@@ -45,6 +45,8 @@ from autopar.passes.solver import (
 SECONDS = 20.0
 #: How far the bound may stay below the cost of a plan under a limit, as a fraction.
 GAP = 0.01
+#: How near prices on memory come to the best ones, as a fraction: branching does the rest.
+_TOLERANCE = GAP / 4
 #: The part of the time left that one solve, and the search for the least peak, may take.
 _SHARE, _LEAST_SHARE = 0.5, 0.3
 #: How long a bound on plans of any memory may take, in seconds. It is quick to have.
@@ -125,7 +127,7 @@ def solve_within(
     cheapest: Solution,
     known: Timeline | None,
     *,
-    nodes: StepMemory | None = None,
+    memory: StepMemory | None = None,
     overcounts: bool = False,
 ) -> Within:
     """The cheapest assignment whose simulated peak is within the limit, and never dearer than the
@@ -139,8 +141,8 @@ def solve_within(
         the solution of the problem without a limit
     known:
         the simulation of the cheapest plan, which is over the limit, if there was one
-    nodes:
-        what is known of `usages` already (`without_reshards`)
+    memory:
+        what `usages` add up to, where it is known already
     overcounts:
         whether `usages` counts things that `lower` does not keep. What is over the limit by it
         may fit then, so nothing it says is a bound or a proof
@@ -148,7 +150,7 @@ def solve_within(
     Raises MemoryLimitError, with the smallest peak reached and what it is made of, where no plan
     was found that fits.
     """
-    return _Search(built, usages, limit, lower, cheapest, known, nodes, overcounts).run(experts)
+    return _Search(built, usages, limit, lower, cheapest, known, memory, overcounts).run(experts)
 
 
 class _Search:
@@ -160,13 +162,13 @@ class _Search:
         lower: Lower,
         cheapest: Solution,
         known: Timeline | None,
-        nodes: StepMemory | None,
+        memory: StepMemory | None,
         overcounts: bool,
     ) -> None:
         self.until = time.perf_counter() + limit.seconds
         self.built, self.usages, self.limit, self.lower = built, usages, limit, lower
         self.overcounts, self.cheapest = overcounts, cheapest
-        self.memory: StepMemory = step_memory(usages, nodes)
+        self.memory = step_memory(usages) if memory is None else memory
         # What the problem is told: lower than the limit where it saw less than there is.
         self.told = float(limit.nbytes)
         self.followed: set[int] = set()
@@ -230,9 +232,10 @@ class _Search:
         # Later problems have fewer solutions: only the first bounds hold for all that fit.
         holds = self.told == self.limit.nbytes and not self.overcounts
         problem = self.built.problem
-        branches = Branches(
-            Relaxation(problem, self.memory, self.told, cheapest=self.cheapest), GAP
+        relaxation = Relaxation(
+            problem, self.memory, self.told, cheapest=self.cheapest, tolerance=_TOLERANCE
         )
+        branches = Branches(relaxation, GAP)
         if start is not None:
             branches.offer(self._column(start))
         branches.relax(_PRICES_SHARE * self.left())

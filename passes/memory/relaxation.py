@@ -25,11 +25,11 @@ from autopar.passes.solver import Edge, MatrixModel, Problem, Solution, evaluate
 
 #: How far the prices asked for are from the best ones towards the duals.
 _TOWARDS = 0.6
-#: The price of memory above the limit: the cost of the unlimited optimum for all of its excess,
-#: which grows by this factor where it turns out too low.
-_DEARER, _MOST_RAISES = 8.0, 12
-#: The mixture is as good as the bound when it is this near, as a fraction.
-_CONVERGED = 1e-3
+#: The price of memory above the limit: for all that the unlimited optimum holds above it, this
+#: part of what it costs. It grows by this factor where it turns out too low.
+_FIRST, _DEARER, _MOST_RAISES = 1 / 16, 8.0, 12
+#: How near the bound at one price is to the cost of its column, as a fraction.
+_SOLVED = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +68,10 @@ class Relaxation:
         the price of a byte above the limit
     cheapest:
         the solution of the problem, where it is known already
+    tolerance:
+        how near the mixture gets to the bound before no more prices are asked for, as a fraction
+    priced_best:
+        the column of the bound: the cheapest assignment at `prices`
     weights:
         how much of each column is in the last mixture
     """
@@ -80,6 +84,8 @@ class Relaxation:
     found: list[Column] = field(default_factory=list)
     above: float = 0.0
     cheapest: Solution | None = None
+    tolerance: float = 1e-3
+    priced_best: Column | None = None
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def columns(self, seconds: float) -> Iterator[Column]:
@@ -88,7 +94,7 @@ class Relaxation:
         They need not be within the limit.
         """
         until = time.perf_counter() + seconds
-        if self.bound == -np.inf:
+        if self.priced_best is None:
             column = self._first()
             yield column
             self.found.append(column)
@@ -96,21 +102,19 @@ class Relaxation:
                 excess = float(column.held.max(initial=0.0)) - self.limit
                 if excess <= 0:
                     return
-                self.above = max(abs(column.cost), 1e-300) / excess
+                self.above = _FIRST * max(abs(column.cost), 1e-300) / excess
         towards, raises = _TOWARDS, 0
         while time.perf_counter() < until:
             duals, cost, over = self.mixture()
-            column = self.at(self.prices + towards * (duals - self.prices))
-            again = any(column.choice == other.choice for other in self.found)
-            if not again:
-                self.found.append(column)
-            yield column
-            if cost - self.bound > _CONVERGED * abs(cost):
+            if cost - self.bound > self.tolerance * abs(cost):
+                column = self.at(self.prices + towards * (duals - self.prices))
+                again = any(column.choice == other.choice for other in self.found)
                 if not again:
-                    towards = _TOWARDS
-                    continue
-                if towards < 1.0:
-                    towards = 1.0  # The way to the duals held nothing new; they themselves may.
+                    self.found.append(column)
+                yield column
+                if not again or towards < 1.0:
+                    # Where the way to the duals held nothing new, they themselves may.
+                    towards = 1.0 if again else _TOWARDS
                     continue
             if over <= 1e-9 * self.limit or raises == _MOST_RAISES:
                 return
@@ -124,20 +128,21 @@ class Relaxation:
 
     def at(self, prices: np.ndarray) -> Column:
         """The cheapest assignment where a byte costs `prices` at every time."""
-        return self._column(prices, solve(self.priced(prices), gap=_CONVERGED))
+        return self._column(prices, solve(self.priced(prices), gap=_SOLVED))
 
     def _column(self, prices: np.ndarray, solution: Solution) -> Column:
+        cost, _ = evaluate(self.problem, solution.choice)
+        column = Column(solution.choice, cost, self.memory.profile(solution.choice))
         bound = solution.bound - float(prices.sum()) * self.limit
         if bound > self.bound:
-            self.bound, self.prices = bound, prices
-        cost, _ = evaluate(self.problem, solution.choice)
-        return Column(solution.choice, cost, self.memory.profile(solution.choice))
+            self.bound, self.prices, self.priced_best = bound, prices, column
+        return column
 
     def halves(self) -> tuple[Relaxation, ...]:
         """The same with one node's choices split in two: those that hold less, and the others.
 
         It is the node about whose memory the columns of the mixture disagree most. Nothing where
-        they agree.
+        they agree. The half in which the prices so far say something new comes first.
         """
         mixed = [(w, c) for w, c in zip(self.weights, self.found, strict=False) if w > 1e-6]
         weights = np.array([weight for weight, _ in mixed])
@@ -154,7 +159,8 @@ class Relaxation:
         if split is None:
             return ()
         node, less = split
-        return tuple(self._only(node, half) for half in (less, ~less))
+        halves = [self._only(node, half) for half in (less, ~less)]
+        return tuple(sorted(halves, key=lambda half: half.priced_best is not None))
 
     def _paid(self) -> list[np.ndarray]:
         """About what each choice of each node pays for memory: reshards at their mean."""
@@ -171,13 +177,19 @@ class Relaxation:
         one = self.problem.nodes[node]
         nodes = list(self.problem.nodes)
         nodes[node] = replace(one, costs=np.where(kept, one.costs, np.inf))
+        best = self.priced_best
+        same = best is not None and bool(kept[best.choice[node]])
         return Relaxation(
             replace(self.problem, nodes=tuple(nodes)),
             self.memory,
             self.limit,
+            # What is cheapest of all is cheapest of its half: both start where this one ended.
+            bound=self.bound if same else -np.inf,
             prices=self.prices,
             found=[column for column in self.found if kept[column.choice[node]]],
             above=self.above,
+            tolerance=self.tolerance,
+            priced_best=best if same else None,
         )
 
     def priced(self, prices: np.ndarray) -> Problem:

@@ -9,7 +9,7 @@ backward runs in the same way. Equal calls are observed once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -361,8 +361,15 @@ def storage_key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors among what an operator takes or gives; it knows no other containers."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _tensors(item)
+    elif isinstance(tree, dict):
+        yield from _tensors(tuple(tree.values()))
 
 
 def _is_spec(item: Any) -> bool:
