@@ -2,10 +2,10 @@
 
     python benchmarks/planning.py [--quick] [--memory SHARE]
 
-With `--memory` every case is planned under a limit on the memory of one rank as well: a share of
-the peak of the plan without a limit. `within` is everything after tracing until there is a plan
-that fits, `costs` its predicted time over that of the plan without a limit, `peak` its simulated
-peak over the limit.
+With `--memory` every case is planned once more, in another process, under a limit on the memory of
+one rank: a share of the peak of the plan without a limit. `within` is everything after tracing
+until there is a plan that fits, with its rows, `costs` its predicted time over that of the plan
+without a limit, `peak` its simulated peak over the limit.
 
 Models are built on the meta device from published shapes; every case runs in a process of its
 own, so that peak memory is that case's. Times are seconds of one run each.
@@ -33,7 +33,7 @@ CASES = [
 ]
 QUICK = [("llama-8b", 1, "8"), ("llama-8b", 8, "32,8"), ("llama-8b", 32, "32,8")]
 COLUMNS = ("model", "layers", "mesh", "operators", "trace", "build", "solve", "lower", "gap", "MiB")
-LIMITED = (*COLUMNS, "limit", "within", "costs", "limit gap", "peak")
+LIMITED = (*COLUMNS, "limit", "within", "costs", "limit gap", "peak", "limit MiB")
 
 
 def make_model(name: str, layers: int) -> tuple[object, dict[str, object]]:
@@ -65,14 +65,17 @@ def make_model(name: str, layers: int) -> tuple[object, dict[str, object]]:
     return model, {"input_ids": ids, "labels": ids}
 
 
-def run_case(name: str, layers: int, mesh: str, share: float) -> dict[str, object]:
-    """Plan one model for H100s and time the stages; under a limit, too, if `share` is not 0."""
+def run_case(name: str, layers: int, mesh: str, limit: int | None = None) -> dict[str, Any]:
+    """Plan one model for H100s, within a limit in bytes if there is one, and time the stages."""
     import torch
 
     from autopar.compiler import Request, describe_plan, trace_model
+    from autopar.dry_run import dry_operators
+    from autopar.ir.errors import MemoryLimitError
     from autopar.ir.mesh import Mesh
     from autopar.passes import pipeline
     from autopar.passes.collector import no_collection
+    from autopar.passes.memory.limit import MemoryLimit, timeline_of
 
     torch.set_num_threads(1)
     sizes = [int(n) for n in mesh.split(",")]
@@ -84,16 +87,26 @@ def run_case(name: str, layers: int, mesh: str, share: float) -> dict[str, objec
     began = time.perf_counter()
     traced = trace_model(model, (), call, request)  # type: ignore[arg-type]
     traced_at = time.perf_counter()
+    held = MemoryLimit(limit or 0, "adam", dry_operators)
     with no_collection():  # as `make_plan` has it
-        searched = pipeline.decide(
-            traced.placed, request.mesh, request.device, mode="auto", outputs="auto"
-        )
+        try:
+            searched = pipeline.decide(
+                traced.placed,
+                request.mesh,
+                request.device,
+                mode="auto",
+                outputs="auto",
+                limit=None if limit is None else held,
+            )
+        except MemoryLimitError:
+            return {"within": time.perf_counter() - traced_at, "costs": "none fits"}
         decided_at = time.perf_counter()
         solution = searched.solution
         describe_plan(traced, request, searched.assignment, "auto", solution.cost, solution.bound)
         lowered_at = time.perf_counter()
     solving = sum(stage.seconds for stage in solution.stages)
-    row = {
+    lowered = pipeline.lower(traced.graph, searched.assignment, request.device)
+    return {
         "model": name,
         "layers": layers,
         "mesh": mesh,
@@ -103,39 +116,37 @@ def run_case(name: str, layers: int, mesh: str, share: float) -> dict[str, objec
         "solve": solving,
         "lower": lowered_at - decided_at,
         "gap": solution.gap,
-        "MiB": 0.0,
+        "MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "within": lowered_at - traced_at,
+        "costs": solution.cost,
+        "peak": timeline_of(lowered, held).peak,
     }
-    if share:
-        row |= run_limited(traced, request, searched, share)
-    row["MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return row
 
 
-def run_limited(traced: Any, request: Any, free: Any, share: float) -> dict[str, object]:
-    """Plan under a share of the peak of the plan without a limit."""
-    from autopar.dry_run import dry_operators
-    from autopar.ir.errors import MemoryLimitError
-    from autopar.passes import pipeline
-    from autopar.passes.memory.limit import MemoryLimit, timeline_of
+def measured(case: tuple[str, int, str], limit: int | None = None) -> dict[str, Any]:
+    """What `run_case` finds in a process of its own."""
+    command = [sys.executable, __file__, "--case", *map(str, case)]
+    if limit is not None:
+        command += ["--limit", str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip() or "no message").splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
 
-    def peak(assignment: Any, limit: MemoryLimit) -> int:
-        return timeline_of(pipeline.lower(traced.graph, assignment, request.device), limit).peak
 
-    known = peak(free.assignment, MemoryLimit(0, "adam", dry_operators))
-    limit = MemoryLimit(int(share * known), "adam", dry_operators)
-    row: dict[str, object] = {"limit": f"{limit.nbytes / 2**30:.2f} GiB"}
-    began = time.perf_counter()
-    try:
-        held = pipeline.decide(
-            traced.placed, request.mesh, request.device, mode="auto", outputs="auto", limit=limit
-        )
-    except MemoryLimitError:
-        return row | {"within": time.perf_counter() - began, "costs": "none fits"}
+def under_limit(case: tuple[str, int, str], free: dict[str, Any], share: float) -> dict[str, Any]:
+    """The columns of a plan under a share of the peak of the plan without a limit."""
+    limit = int(share * free["peak"])
+    held = measured(case, limit)
+    row = {"limit": f"{limit / 2**30:.2f} GiB", "within": held["within"], "costs": held["costs"]}
+    if held["costs"] == "none fits":
+        return row | {"peak": ""}
     return row | {
-        "within": time.perf_counter() - began,
-        "costs": held.solution.cost / free.solution.cost,
-        "limit gap": held.solution.gap,
-        "peak": peak(held.assignment, limit) / limit.nbytes,
+        "costs": held["costs"] / free["costs"],
+        "limit gap": held["gap"],
+        "peak": held["peak"] / limit,
+        "limit MiB": held["MiB"],
     }
 
 
@@ -144,26 +155,25 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three cases")
     parser.add_argument("--memory", type=float, default=0.0, metavar="SHARE", help="such as 0.8")
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         warnings.filterwarnings("ignore")
         name, layers, mesh = options.case
-        print(json.dumps(run_case(name, int(layers), mesh, options.memory)))
+        print(json.dumps(run_case(name, int(layers), mesh, options.limit)))
         return
     columns = LIMITED if options.memory else COLUMNS
     print("  ".join(f"{column:>10}" for column in columns))
-    for name, layers, mesh in QUICK if options.quick else CASES:
-        command = [sys.executable, __file__, "--memory", str(options.memory)]
-        command += ["--case", name, str(layers), mesh]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"{name} {layers} {mesh}: {done.stderr.strip().splitlines()[-1]}", flush=True)
+    for case in QUICK if options.quick else CASES:
+        try:
+            row = measured(case)
+            if options.memory:
+                row |= under_limit(case, row, options.memory)
+        except RuntimeError as error:
+            print(f"{case}: {error}", flush=True)
             continue
-        row = json.loads(done.stdout.strip().splitlines()[-1])
-        cells = [
-            f"{row[column]:.3f}" if isinstance(row.get(column), float) else str(row.get(column, ""))
-            for column in columns
-        ]
+        values = [row.get(column, "") for column in columns]
+        cells = [f"{v:.3f}" if isinstance(v, float) else str(v) for v in values]
         print("  ".join(f"{cell:>10}" for cell in cells), flush=True)
 
 
