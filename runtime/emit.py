@@ -92,6 +92,7 @@ class _Emitter:
         self.graph, self.device, self.coordinates = graph, device, coordinates
         self.parts = torch.nn.Module()
         self._gathered: fx.Node | None = None
+        self._first_again = True
         self._resident = resident(graph)
         self._again = gathered_again(graph)
         self._uniform = is_uniform(graph)
@@ -154,7 +155,8 @@ class _Emitter:
         else:
             node = with_reduction(node)
         if node.op == FUSED and sends_forward(node):
-            self._gathered = _emit_bucket(target, node, made, self._gathered)
+            self._gathered = _emit_bucket(target, node, made, self._gathered, self._first_again)
+            self._first_again &= not node.attrs.get(REGATHER)
         else:
             _emit_call(target, node, made, self.device)
 
@@ -190,12 +192,19 @@ def _emit_call(
 
 
 def _emit_bucket(
-    target: fx.Graph, node: Node, made: dict[str, fx.Node], before: fx.Node | None
+    target: fx.Graph,
+    node: Node,
+    made: dict[str, fx.Node],
+    before: fx.Node | None,
+    first_again: bool,
 ) -> fx.Node:
     """A bucket that is gathered: its collective starts when the one before it has arrived.
 
     So it is under way while the part of the graph that reads the one before is computed, and
     never more than one is. Its values are parameters, which are there from the beginning.
+
+    first_again:
+        whether no bucket before it is gathered again for the backward pass
     """
     values, steps = node.args
     name = _identifier(node.name)
@@ -205,7 +214,7 @@ def _emit_bucket(
         begun.name = _unique(target, begun, f"{name}_begun")
     again = node.attrs.get(REGATHER)
     call = (
-        target.call_function(finish_again, (begun, again))
+        target.call_function(finish_again, (begun, again, first_again))
         if again
         else target.call_function(finish, (begun,))
     )

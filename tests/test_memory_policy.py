@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ import autopar
 from autopar.compiler import Request, Traced, lower_plan, make_plan, trace_model
 from autopar.dry_run import dry_context, dry_operators
 from autopar.ir.errors import MemoryLimitError, PlanError
+from autopar.ir.fused import FUSED
 from autopar.ir.graph import Graph
+from autopar.ir.keep import REGATHER
 from autopar.ir.mesh import Mesh
 from autopar.passes import pipeline
 from autopar.passes.baselines import baseline_assignments
@@ -30,7 +33,9 @@ from autopar.passes.policies import NO_POLICIES, Policies, resolve_policies
 from autopar.passes.prices import DevicePrices
 from autopar.plans import Plan
 from autopar.runtime.counting import count_communication
+from autopar.runtime.delivery import Journey
 from autopar.runtime.emit import emit
+from autopar.runtime.fused import Bucket
 from autopar.runtime.groups import current
 from autopar.runtime.lockstep import run_lockstep
 from autopar.runtime.packing import Rounded
@@ -141,6 +146,30 @@ def test_a_policy_changes_what_is_kept_and_nothing_else(
     assert real < case.peak(NO_POLICIES)
     if "offload" not in str(given):
         assert UNDER * real <= predicted.peak <= OVER * real
+
+
+def test_what_is_gathered_again_is_sent_for_before_it_is_asked_for(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every rank only the first bucket of the backward pass has to be waited for from its
+    start; nothing is gathered that nobody asks for."""
+    started: list[tuple[int, bool]] = []
+    begin = Bucket.journey
+
+    def journey(bucket: Bucket, xs: Sequence[Tensor]) -> Journey:
+        if not torch.is_grad_enabled():  # again, in the backward pass
+            frames = {frame.function for frame in inspect.stack(context=0)}
+            started.append((bucket.context.rank, "_prefetch" in frames))
+        return begin(bucket, xs)
+
+    monkeypatch.setattr(Bucket, "journey", journey)
+    policies = resolve_policies(case.traced.graph, "regather")
+    buckets = [node for node in case.graph(policies).calls if REGATHER in node.attrs]
+    assert all(node.op == FUSED for node in buckets) and len(buckets) > 2
+    case.run(policies)
+    for rank in range(MESH.size):
+        early = [prefetched for where, prefetched in started if where == rank]
+        assert early == [False] + [True] * (len(buckets) - 1)
 
 
 def test_backward_twice_and_gradients_of_gradients(case: Case) -> None:

@@ -2,7 +2,8 @@
 
 A region keeps what it reads from outside. When backward comes to it, all of it is made again: what
 autograd saves of it is held from there, the rest for a moment. A gather that is made again is held
-from the first call that needs it in the backward pass to the last. What a call keeps in another
+from the first call that needs it in the backward pass to the last; a bucket is sent for when the
+one after it in the forward pass has arrived. What a call keeps in another
 form is there in its own form while the backward of that call runs.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from autopar.ir.fused import FUSED
 from autopar.ir.graph import Graph, Node
 from autopar.ir.keep import COMPRESS8, KEEP, OFFLOAD, REGATHER, regions, resident
 from autopar.ir.packed import INDICES, packed_bytes
@@ -39,14 +41,22 @@ class _Gather:
         until they have, all results are held
     used:
         for each result the calls that use it
+    before:
+        the bucket that is sent for when this one has arrived
     """
 
     node: Node
+    before: _Gather | None = None
     nbytes: dict[int, int] = field(default_factory=dict)
     workspace: int = 0
     opened: set[int] = field(default_factory=set)
     used: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     made: dict[int, Storage] = field(default_factory=dict)
+    arrived: bool = False
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self.nbytes and self.opened and not self.made and not self.arrived)
 
 
 @dataclass(eq=False)
@@ -79,6 +89,7 @@ class Keeping:
         self.host: dict[str, int] = defaultdict(int)
         self._on_host: set[int] = set()
         self._gathers: dict[int, _Gather] = {}
+        self._last_bucket: _Gather | None = None
         self._opens: dict[int, list[_Gather]] = defaultdict(list)
         self._region_of: dict[int, _Region] = {}
         self._remade: dict[int, list[Storage]] = {}
@@ -121,6 +132,8 @@ class Keeping:
 
     def _gather(self, node: Node, effect: Forward, storages: Sequence[Storage]) -> None:
         gather = _Gather(node)
+        if node.op == FUSED:
+            gather.before, self._last_bucket = self._last_bucket, gather
         for k in node.attrs[REGATHER]:
             storage = storages[effect.homes[k]]
             if id(storage) not in self._gathers:
@@ -199,20 +212,29 @@ class Keeping:
         position = self._back(i)
         most = live = 0  # of one gather after the other, and then of the region
         for gather in self._opens[i]:
-            if gather.nbytes and not gather.made:
-                module = gather.node.origin.module
-                gather.made = {
-                    key: self.new(gather.node.name, "gathered", n, position, module).hold()
-                    for key, n in gather.nbytes.items()
-                }
-                live += sum(gather.nbytes.values())
-                most = max(most, live + gather.workspace)
+            if not gather.nbytes or gather.arrived:
+                continue
+            live += 0 if gather.made else self._send_for(gather, position)
+            gather.arrived = True
+            most = max(most, live + gather.workspace)
+            if gather.before is not None and gather.before.is_awaited:
+                live += self._send_for(gather.before, position)
+                most = max(most, live)
         region = self._region_of.get(i)
         if region is not None and i == region.last:
             more, made = self._again(position, region)
             most, live = max(most, live + more), live + made
         self.moment(position, node, self._moments[position])
         return most - live
+
+    def _send_for(self, gather: _Gather, position: int) -> int:
+        """Hold what a gather makes; returns how much that is."""
+        module = gather.node.origin.module
+        gather.made = {
+            key: self.new(gather.node.name, "gathered", nbytes, position, module).hold()
+            for key, nbytes in gather.nbytes.items()
+        }
+        return sum(gather.nbytes.values())
 
     def after(self, i: int) -> None:
         """The backward of a call has run: let go of what nothing needs any longer."""
