@@ -56,9 +56,10 @@ def export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     Raises TraceError with the user's line where it fails.
     """
     device = model_device(model, (args, kwargs))
-    example_args, example_kwargs = pytree.tree_map(
-        lambda leaf: _on(leaf, device), (tuple(args), dict(kwargs))
-    )
+    with torch.inference_mode(False):
+        example_args, example_kwargs = pytree.tree_map(
+            lambda leaf: _own(leaf, device), (tuple(args), dict(kwargs))
+        )
     fallbacks = Fallbacks(model, args, kwargs)
     try:
         with contextlib.ExitStack() as stack:
@@ -153,12 +154,18 @@ def _text(program: torch.export.ExportedProgram) -> str:
     return "\n".join([*(str(m.graph) for m in modules), str(program.constants)])
 
 
-def _on(leaf: Any, device: torch.device) -> Any:
-    """An example input on the model's device, where one of the two is the meta device."""
-    if not isinstance(leaf, torch.Tensor) or "meta" not in (leaf.device.type, device.type):
+def _own(leaf: Any, device: torch.device) -> Any:
+    """An example input that is nothing else as well, on the model's device if one is meta.
+
+    A tensor that is given twice, or that the model holds, would be taken for one: a later call
+    may give others.
+    """
+    if not isinstance(leaf, torch.Tensor):
         return leaf
-    if leaf.device == device:
-        return leaf
+    if "meta" not in (leaf.device.type, device.type) or leaf.device == device:
+        if leaf.is_inference():
+            return leaf.clone()  # which autograd may save
+        return leaf.detach().requires_grad_(leaf.requires_grad)
     # Only shape and dtype count, and zeros are valid as indices, masks and numbers.
     moved = torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
     return moved.requires_grad_(leaf.requires_grad)

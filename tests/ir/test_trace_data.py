@@ -383,3 +383,45 @@ def test_conversion_in_forward_is_refused_where_it_changes_something():
     check_same(Apply(same), example())
     with pytest.raises(TraceError, match="forward converts 'weight' of a Linear"):
         trace(Apply(other), (example(),))
+
+
+# --- example inputs that are one tensor, or the model's ------------------------------------------
+
+
+def _difference(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    return (m.fc(x) - y).square().mean()
+
+
+def _same_twice() -> tuple[Tensor, Tensor]:
+    return (x := example()), x
+
+
+def _parts_of_one() -> tuple[Tensor, Tensor]:
+    x = example(rows=5)
+    return x[:4], x[1:]
+
+
+def _inference() -> tuple[Tensor, Tensor]:
+    with torch.inference_mode():
+        return _same_twice()
+
+
+@pytest.mark.parametrize("given", [_same_twice, _parts_of_one, _inference])
+def test_an_input_is_not_taken_for_another(given: Any) -> None:
+    """Labels may be the inputs in the example, and something else later."""
+    model = Apply(_difference)
+    program = trace(model, given())
+    assert len(program.graph.sources("input")) == 2
+    assert all(program.graph.consumers[n.name] for n in program.graph.sources("input"))
+    x, y = example(seed=1), example(seed=2)
+    assert torch.equal(run(program, model, (x, y), {})[0], model(x, y))
+
+
+def test_an_input_is_not_taken_for_a_tensor_of_the_model() -> None:
+    model = Apply(_difference)
+    model.register_buffer("offset", torch.ones(8, 8, dtype=torch.float64))
+    x, y = example(8, seed=1), example(8, seed=2)
+    for held in (model.fc.weight, model.fc.weight.data, model.offset):
+        program = trace(model, (example(8), held))
+        later = y.clone().requires_grad_(held.requires_grad)
+        assert torch.equal(run(program, model, (x, later), {})[0], model(x, y))
