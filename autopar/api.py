@@ -30,6 +30,7 @@ from autopar.mixed import MixedPrecision, given_with_plan
 from autopar.module import CallOptions, ParallelModule
 from autopar.passes.policies import Given
 from autopar.passes.topology import Topology
+from autopar.plan_check import check_mesh
 from autopar.plan_reports import with_reports
 from autopar.plans import Plan
 from autopar.runtime.groups import RankContext
@@ -136,7 +137,8 @@ def autoparallelize(
         ``"error"``: InputError, one kind of call for training and one for evaluation
     check:
         when ranks compare their calls, for DesyncError instead of a hang where they differ:
-        ``"first"``: at the first call of a kind; ``"every"``: at every call (two small messages)
+        ``"first"``: where the kind of call is another than at the call before; ``"every"``: at
+        every call (two small messages)
     exact_rng:
         dropout and the like draw bit for bit what the model draws on one device after the same
         `torch.manual_seed`, whatever the plan. Each rank draws for the whole tensor, in the order
@@ -193,8 +195,8 @@ def autoparallelize(
         if chosen is None:
             traced, given = _choose_mesh(model, args, kwargs, topology, request_for, home, mixed)
             shape = given.mesh
-    if given is not None and given.mesh != shape:
-        raise PlanError(f"plan: made for the mesh {given.mesh}, this run has {shape}")
+    if given is not None:
+        check_mesh(given, shape)
     request = request_for(shape)
     # Whatever is wrong with model, inputs or hints shows here, before ranks communicate.
     if traced is None and has_example:

@@ -30,6 +30,7 @@ from autopar.ir.calling import flatten_call
 from autopar.ir.errors import AutoparError, InputError
 from autopar.ir.graph import Graph, Value
 from autopar.materialise import as_global
+from autopar.muster import meet
 from autopar.one_piece import (
     call_in_one_piece,
     of_fixed_sizes,
@@ -45,6 +46,12 @@ from autopar.skeleton import traceable
 
 #: How many graphs a module keeps; the one that was not called for the longest goes first.
 MAX_GRAPHS = 32
+
+#: What is said where other ranks go on as before.
+_ALONE = (
+    "Here the call is unlike the one before (its arguments, their shapes or dtypes, training or "
+    "evaluation mode), and all ranks have to be called alike"
+)
 
 log = logging.getLogger("autopar")
 
@@ -255,25 +262,31 @@ class ParallelModule(Face):
             return self._known_graph(args, kwargs)
         call: Call | None = None
         error: Exception | None = None
+        latest = next(reversed(self._compiled), None)
         try:
             call = self._describe(args, kwargs, self._local)
-            latest = next(reversed(self._compiled), None)
             if call.key == latest:
                 call = replace(call, key=latest)  # which has its hash already
             if self._options.shapes == "error" and call.key not in self._compiled:
                 self._refuse_other(call, args, kwargs)
         except InputError as problem:
             error = problem
-        if call is not None and call.key in self._agreed and self._options.check == "first":
-            self._compiled.move_to_end(call.key)
-            return call, self._compiled[call.key]
-        if error is not None and self._agreed and self._options.check == "first":
+        first_only = self._options.check == "first" and bool(self._agreed)
+        if first_only and call is not None and call.key == latest and latest in self._agreed:
+            return call, self._compiled[latest]
+        if first_only and error is not None:
             # The other ranks do not wait to hear of it: they most likely met the same error.
             raise error
+        if first_only:
+            # Ranks for which nothing changed are on their way to other collectives.
+            meet(self._context, f"{self._name} with another kind of call", _ALONE)
         # Whatever the error is, the other ranks wait to hear of it.
         entries = None if call is None else call.key.entries
         agreement.require_equal_calls(self._context, entries, error)
         assert call is not None
+        if first_only and call.key in self._agreed:
+            self._compiled.move_to_end(call.key)
+            return call, self._compiled[call.key]
         compiled = self._find(call.key) or self._compile(args, kwargs, call)
         self._compare_inputs(compiled, call)
         return call, compiled

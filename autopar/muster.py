@@ -1,4 +1,4 @@
-"""Ranks meet before a function that all of them must call, through the store and not the network.
+"""Ranks meet before what all of them must do, through the store and not the network.
 
 A rank that calls `full_state_dict` by itself would wait in its first collective until the process
 group gives up, with a message about sockets; worse, its collective could meet one that another
@@ -26,17 +26,21 @@ PATIENCE = 0.8
 #: The pauses between two looks at who has come, in seconds: they double.
 _SHORTEST, _LONGEST = 1e-3, 0.1
 
+_MISSING = "It puts together what all ranks hold, so every rank calls it, not only the first one"
+
 log = logging.getLogger("autopar")
 
 #: Ranks of a mesh (of the world) -> how often they have met.
 _meetings: dict[tuple[int, ...], int] = {}
 
 
-def meet(context: RankContext, what: str) -> None:
+def meet(context: RankContext, what: str, missing: str = _MISSING) -> None:
     """Wait until every rank of the mesh has come here for the same thing.
 
     what:
         the call, in the user's words
+    missing:
+        what an error says of ranks that did not come
 
     Raises DesyncError where ranks came for different things, and where some have not come in time.
     The next meeting is not disturbed by one that failed.
@@ -49,11 +53,11 @@ def meet(context: RankContext, what: str) -> None:
     everyone = [str(rank) for rank in range(context.mesh.size)]
     store.set(str(context.rank), what)
     try:
-        _wait(store, everyone, _limit(context), what)
+        _wait(store, everyone, _limit(context), what, missing)
     except DesyncError:
         store.delete_key(str(context.rank))
         raise
-    came_for = [store.get(rank).decode() for rank in everyone]
+    came_for = _read(store, everyone)
     # Everybody has read the meeting before this one.
     _meetings[ranks] = number + 1
     if number:
@@ -64,6 +68,13 @@ def meet(context: RankContext, what: str) -> None:
                 f"rank 0 has called {came_for[0]}, rank {rank} {other}; all ranks call the same "
                 "functions in the same order"
             )
+
+
+def _read(store: dist.Store, keys: list[str]) -> list[str]:
+    """What lies in a store under some keys, in one message where it knows how."""
+    if store.has_extended_api():  # type: ignore[attr-defined]
+        return [value.decode() for value in store.multi_get(keys)]
+    return [store.get(key).decode() for key in keys]
 
 
 def _store_of(ranks: tuple[int, ...], number: int) -> dist.Store:
@@ -82,7 +93,9 @@ def _limit(context: RankContext) -> timedelta:
     return PATIENCE * timeout
 
 
-def _wait(store: dist.Store, everyone: list[str], limit: timedelta, what: str) -> None:
+def _wait(
+    store: dist.Store, everyone: list[str], limit: timedelta, what: str, missing_words: str
+) -> None:
     """Look again and again: a wait inside of the store would keep other threads from using it."""
     start, pause, said = time.monotonic(), _SHORTEST, False
     while not store.check(everyone):
@@ -91,10 +104,7 @@ def _wait(store: dist.Store, everyone: list[str], limit: timedelta, what: str) -
             missing = [rank for rank in everyone if not store.check([rank])]
             who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
             if missing and waited > limit:
-                raise DesyncError(
-                    f"{what}: {who} did not call it. It puts together what all ranks hold, so "
-                    "every rank calls it, not only the first one"
-                )
+                raise DesyncError(f"{what}: {who} did not call it. {missing_words}")
             if missing and not said:
                 log.warning("%s: waiting for %s; all ranks must call it", what, who)
             said = True

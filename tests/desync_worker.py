@@ -138,6 +138,28 @@ def check_binding(rank: int, world: int) -> None:
         raised(lambda: lazy(**call()), autopar.DesyncError, "rank 1 failed", "target")
 
 
+def check_shapes(rank: int, world: int) -> None:
+    """After the first call, with kinds of call that are compiled already or not: one rank has
+    another shape, or both have; that is known before anything is sent."""
+    small, smaller = ({name: x[:n] for name, x in call().items()} for n in (6, 4))
+    for compiled in (False, True):
+        parallel = parallelize()
+        parallel(**call())
+        if compiled:
+            for each in (small, smaller, call()):
+                parallel(**each)
+        if rank == 1:
+            with mock.patch.object(muster, "PATIENCE", 0.5 / 600):
+                words = ("rank 0 did not call it", "unlike the one before")
+                raised(lambda: parallel(**small), autopar.DesyncError, *words)  # noqa: B023
+        dist.barrier()
+        mine = small if rank else smaller
+        words = ("x: rank 0 was called with float64[4, 8], rank 1 with float64[6, 8]",)
+        raised(lambda: parallel(**mine), autopar.DesyncError, *words)  # noqa: B023
+        for each in (call(), small, smaller):
+            torch.testing.assert_close(parallel(**each)[0], mlp()(**each)[0])
+
+
 def check_planning(rank: int, world: int) -> None:
     """Planning happens on the first rank; its failure reaches all."""
     one = {name: x[:1] for name, x in call().items()}
