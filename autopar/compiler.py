@@ -464,7 +464,7 @@ def lower_plan(traced: Traced, plan: Plan, request: Request) -> Graph:
     try:
         return pipeline.lower(traced.graph, plan.assignment, plan.device, plan.policies)
     except (LayoutError, GraphError, MeshError) as error:
-        raise PlanError(f"plan: {error}") from None
+        raise PlanError(f"{plan.called}: {error}") from None
 
 
 def resolve_plan(plan: Plan | str | os.PathLike[str]) -> Plan:

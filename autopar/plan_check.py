@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from autopar.ir.errors import LayoutError, MeshError, PlanError
 from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.layout import Layout
@@ -42,17 +44,30 @@ def check_plan(
     graph, rules, fingerprint, training:
         the traced model's
 
-    Raises PlanError.
+    Raises PlanError, naming the file that the plan was read from.
     """
+    check_mesh(plan, mesh)
+    try:
+        if plan.fingerprint != fingerprint:
+            raise PlanError(f"made for another model: {_difference(plan, graph, training)}")
+        _check_decisions(plan, graph, rules)
+    except PlanError as error:
+        raise PlanError(f"{plan.called}: {error}") from None
+
+
+def check_mesh(plan: Plan, mesh: Mesh) -> None:
+    """Refuse a plan for another mesh."""
     if plan.mesh != mesh:
-        raise PlanError(f"plan: made for the mesh {plan.mesh}, this run has {mesh}")
-    if plan.fingerprint != fingerprint:
-        raise PlanError(f"plan: made for another model: {_difference(plan, graph, training)}")
+        raise PlanError(f"{plan.called}: made for the mesh {plan.mesh}, this run has {mesh}")
+
+
+def _check_decisions(plan: Plan, graph: Graph, rules: Mapping[str, Rule]) -> None:
+    """Refuse what was edited into something that the graph cannot run."""
     decided = plan.assignment
     for node in graph.nodes:
         known: Mapping[str, Any] = decided.sources if node.is_source else decided.strategies
         if node.name not in known:
-            raise PlanError(f"plan: operator {node.name!r} ({node.origin}) is missing")
+            raise PlanError(f"operator {node.name!r} ({node.origin}) is missing")
         if node.is_source:
             _check_source(node, decided.sources[node.name], decided.mesh)
         else:
@@ -68,15 +83,15 @@ def _check_policies(plan: Plan, graph: Graph) -> None:
     for field, names in (("recompute", plan.policies.regions), ("forms", plan.policies.forms)):
         unknown = [name for name in names if name not in calls]
         if unknown:
-            raise PlanError(f"plan: 'policies.{field}' names {unknown[0]!r}, which the graph lacks")
+            raise PlanError(f"'policies.{field}' names {unknown[0]!r}, which the graph lacks")
     parameters = {node.target for node in graph.sources("param")}
     unknown = sorted(plan.policies.regather - parameters)
     if unknown:
-        raise PlanError(f"plan: 'policies.regather' names {unknown[0]!r}, which the graph lacks")
+        raise PlanError(f"'policies.regather' names {unknown[0]!r}, which the graph lacks")
 
 
 def _check_strategy(node: Node, rule: Rule, strategy: Strategy, mesh: Mesh) -> None:
-    what = f"plan: operator {node.name!r} ({node.op} in {node.origin})"
+    what = f"operator {node.name!r} ({node.op} in {node.origin})"
     if sorted(strategy.role) != sorted(mesh.names):
         raise PlanError(
             f"{what}: roles are given for the axes {list(strategy.role)}, "
@@ -98,19 +113,19 @@ def _check_source(node: Node, layout: Layout, mesh: Mesh) -> None:
     _check_held(label, node.results[0].shape, layout, mesh)
     may_split = node.op == "param" or (node.op == "input" and not node.results[0].grad)
     if layout.split_axes and not may_split:
-        raise PlanError(f"plan: {label} is kept whole on every rank, it cannot be held as {layout}")
+        raise PlanError(f"{label} is kept whole on every rank, it cannot be held as {layout}")
 
 
 def _check_held(what: str, shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> None:
     """What a user sees is split or whole, as a DTensor's placements can say it."""
     if layout.replicate or layout.partial or layout.units:
-        raise PlanError(f"plan: {what} of shape {shape} cannot be held as {layout}")
+        raise PlanError(f"{what} of shape {shape} cannot be held as {layout}")
     _check_divides(what, shape, layout, mesh)
     for axes in layout.dims:
         in_order = tuple(axis for axis in mesh.names if axis in axes)
         if axes != in_order:
             raise PlanError(
-                f"plan: {what}: the axes {axes} of one dimension must stand in the order of the "
+                f"{what}: the axes {axes} of one dimension must stand in the order of the "
                 f"mesh, {in_order}"
             )
 
@@ -120,13 +135,13 @@ def _check_divides(what: str, shape: tuple[int, ...], layout: Layout, mesh: Mesh
         mesh.axis_size(*layout.mentioned)
         layout.check(shape)
     except (LayoutError, MeshError) as error:
-        raise PlanError(f"plan: {what}: {error}") from None
+        raise PlanError(f"{what}: {error}") from None
 
 
 def _check_relays(graph: Graph, decided: Assignment) -> None:
     for name, layout in decided.relays.items():
         if name not in graph.producers:
-            raise PlanError(f"plan: the field 'relays' names {name!r}, which the model lacks")
+            raise PlanError(f"the field 'relays' names {name!r}, which the model lacks")
         shape = graph.value(name).shape
         _check_divides(f"value {name!r} handed on", shape, layout, decided.mesh)
 
@@ -134,13 +149,13 @@ def _check_relays(graph: Graph, decided: Assignment) -> None:
 def _check_returned(graph: Graph, decided: Assignment) -> None:
     if len(decided.outputs) != len(graph.outputs):
         raise PlanError(
-            f"plan: the field 'returned' has {len(decided.outputs)} layouts, the model returns "
+            f"the field 'returned' has {len(decided.outputs)} layouts, the model returns "
             f"{len(graph.outputs)} values"
         )
     for i, (value, layout) in enumerate(zip(graph.outputs, decided.outputs, strict=True)):
         if isinstance(value, Value) != (layout is not None):
             wanted = "a layout" if layout is None else "null, it is no tensor"
-            raise PlanError(f"plan: the field 'returned': output {i} needs {wanted}")
+            raise PlanError(f"the field 'returned': output {i} needs {wanted}")
         if isinstance(value, Value) and layout is not None:
             _check_held(f"output {i}", value.shape, layout, decided.mesh)
 
@@ -158,4 +173,8 @@ def _difference(plan: Plan, graph: Graph, training: bool) -> str:
         found.insert(0, f"the plan is for {'training' if plan.training else 'evaluation'} mode")
     if not found:
         found.append("the operators or the hints of the graph differ")
+    if plan.torch_version != torch.__version__:
+        found[LISTED - 1 :] = [
+            f"it was made with torch {plan.torch_version}, this is {torch.__version__}"
+        ]
     return "; ".join(found[:LISTED])

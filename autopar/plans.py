@@ -6,9 +6,11 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from autopar.comparison import Comparison
 from autopar.ir.errors import AutoparError, LayoutError, PlanError
@@ -26,7 +28,7 @@ from autopar.passes.policies import NO_POLICIES, Policies
 from autopar.report import Row, format_table
 
 #: The version of the plan file; a file of another version is refused.
-VERSION = 3
+VERSION = 4
 
 
 class Reports(Protocol):
@@ -76,6 +78,10 @@ class Plan:
         what that saves and costs, for reading
     meshes:
         the meshes that were considered, where this one was chosen among them, the best one first
+    torch_version:
+        the version of PyTorch that traced the model
+    path:
+        the file that it was read from
     reports:
         what `compare` and `memory` ask; a plan that was read from a file has none
     """
@@ -99,11 +105,18 @@ class Plan:
     policies: Policies = NO_POLICIES
     kept: tuple[KeptRow, ...] = ()
     meshes: tuple[MeshOption, ...] = ()
+    torch_version: str = torch.__version__
+    path: str = field(default="", compare=False)
     reports: Reports | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # The reports hold the traced model, which a copy elsewhere does without.
         return {**self.__dict__, "reports": None}
+
+    @property
+    def called(self) -> str:
+        """What errors call it."""
+        return f"plan file {self.path}" if self.path else "plan"
 
     def compare(self) -> Comparison:
         """The plan beside data parallel, FSDP, Megatron's tensor parallel and their mixtures.
@@ -202,7 +215,7 @@ class Plan:
                 f"plan file {path}: not valid JSON ({error}); it may be cut short"
             ) from None
         try:
-            return Plan.from_json(data)
+            return replace(Plan.from_json(data), path=str(path))
         except AutoparError as error:
             raise PlanError(f"plan file {path}: {error}") from None
 
@@ -211,6 +224,7 @@ class Plan:
         decided = self.assignment
         return {
             "autopar_plan": VERSION,
+            "torch": self.torch_version,
             "mesh": dict(self.mesh.axes),
             "mode": self.mode,
             "outputs": self.outputs,
@@ -287,6 +301,7 @@ class Plan:
             policies=Policies.from_json(read("policies", dict)),
             kept=tuple(KeptRow.from_json(entry) for entry in read("kept", list)),
             meshes=tuple(MeshOption.from_json(entry) for entry in read("meshes", list)),
+            torch_version=read("torch", str),
         )
 
 

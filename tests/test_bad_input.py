@@ -188,12 +188,12 @@ def test_plan_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_plan_of_another_version(use: Callable[..., Any], saved: dict[str, Any]) -> None:
-    check(lambda: use({**saved, "autopar_plan": 99}), PlanError, "version 99", "version 3")
+    check(lambda: use({**saved, "autopar_plan": 99}), PlanError, "version 99", "version 4")
 
 
 #: For each field of a plan file, a value that it cannot have.
 WRONG: dict[str, Any] = {
-    "autopar_plan": "one", "mesh": {"dp": "two"}, "mode": 3, "outputs": None,
+    "autopar_plan": "one", "torch": 2.13, "mesh": {"dp": "two"}, "mode": 3, "outputs": None,
     "device": {"name": "h100"}, "training": 1, "fingerprint": {}, "seconds": "fast",
     "bound": True, "gradients": "none", "hidden": [], "operators": {"linear": {"roles": 3}},
     "sources": {"x": {"dims": [["dp"], 3]}}, "relays": {"linear_1": {"dims": "dp"}},
@@ -247,7 +247,7 @@ def edited(saved: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 def test_edited_plan(
     use: Callable[..., Any], saved: dict[str, Any], path: str, value: Any, words: tuple[str, ...]
 ) -> None:
-    check(lambda: use(edited(saved, path, value)), PlanError, *words)
+    check(lambda: use(edited(saved, path, value)), PlanError, "plan.json", *words)
 
 
 def test_edited_plan_that_does_not_divide() -> None:
@@ -273,7 +273,7 @@ def test_edited_plan_that_stores_units() -> None:
 
 def test_edited_plan_that_lacks_an_operator(use: Callable[..., Any], saved: dict[str, Any]) -> None:
     rest = {name: entry for name, entry in saved["operators"].items() if name != "relu"}
-    check(lambda: use({**saved, "operators": rest}), PlanError, "'relu'", "missing")
+    check(lambda: use({**saved, "operators": rest}), PlanError, "plan.json", "'relu'", "missing")
 
 
 def test_a_buffer_cannot_be_split(use: Callable[..., Any]) -> None:
@@ -291,7 +291,7 @@ def test_a_buffer_cannot_be_split(use: Callable[..., Any]) -> None:
 
 
 def test_plan_of_another_mesh(use: Callable[..., Any], saved: dict[str, Any]) -> None:
-    check(lambda: use(saved, mesh={"dp": 4}), PlanError, "{dp=2, tp=2}", "{dp=4}")
+    check(lambda: use(saved, mesh={"dp": 4}), PlanError, "plan.json", "{dp=2, tp=2}", "{dp=4}")
     plan = autopar.Plan.from_json(saved)
     check(lambda: parallelize(plan=plan), PlanError, "{dp=2, tp=2}", "{dp=1}")
 
@@ -302,6 +302,7 @@ def test_plan_of_another_model(use: Callable[..., Any], saved: dict[str, Any]) -
     check(
         lambda: use(saved, larger.double()),
         PlanError,
+        "plan.json",
         "another model",
         "param fc1.weight is float64[32, 8] here, float64[16, 8] in the plan",
     )
@@ -328,6 +329,9 @@ def test_plan_of_another_model(use: Callable[..., Any], saved: dict[str, Any]) -
             return nn.functional.cross_entropy(scores, target), scores
 
     check(lambda: use(saved, Smooth().double()), PlanError, "another model", "operators")
+    older = {**saved, "torch": "2.0"}
+    words = ("another model", "operators", "made with torch 2.0, this is 2.")
+    check(lambda: use(older, Smooth().double()), PlanError, *words)
 
 
 def test_plan_of_the_other_mode(use: Callable[..., Any]) -> None:
@@ -493,5 +497,12 @@ def test_a_module_can_be_moved_before_its_first_call() -> None:
 @pytest.mark.slow
 def test_ranks_that_do_not_agree() -> None:
     """Two processes: plans, models, weights, inputs, calls; see `desync_worker.py`."""
-    checks = ("mesh", "plans", "models", "inputs", "binding", "planning", "alone", "no_sync")
-    run_ranks(Path(__file__).with_name("desync_worker.py"), 2, *checks, "still_works", limit_s=120)
+    checks = ("mesh", "plans", "models", "inputs", "binding", "shapes", "planning", "alone")
+    run_ranks(
+        Path(__file__).with_name("desync_worker.py"),
+        2,
+        *checks,
+        "no_sync",
+        "still_works",
+        limit_s=120,
+    )
