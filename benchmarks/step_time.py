@@ -3,11 +3,12 @@
     python benchmarks/step_time.py [--quick] [--size tiny small large] [--rounds N]
 
 Two gloo processes of this machine, one thread each; the comparison with the model as it is runs in
-one. All ways train the same decoder from the same weights, their first losses are compared, and
-they take turns step by step, so that whatever else the machine does meets all of them. Printed are
-the median step in milliseconds, and medians over the rounds of the ratio of autopar's step to that
-of another way in the same round: below 1 autopar is the faster one. The exit status is 1 where a
-ratio is above what it is held to.
+one. autopar plans for this machine as its ranks measured it (`autopar.calibrate`). All ways train
+the same decoder from the same weights, their first losses are compared, and they take turns step
+by step, so that whatever else the machine does meets all of them. Printed are the median step in
+milliseconds, and medians over the rounds of the ratio of autopar's step to that of another way in
+the same round: below 1 autopar is the faster one. The exit status is 1 where a ratio is above what
+it is held to.
 """
 
 from __future__ import annotations

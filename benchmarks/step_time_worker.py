@@ -16,7 +16,7 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +43,8 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Task:
-    """The model and one batch, whole and this rank's part of it."""
+    """The model and one batch, whole and this rank's part of it; `device` is what autopar plans
+    for: this machine as it measured it, a preset where a rank is alone."""
 
     size: Size
     model: Decoder
@@ -51,13 +52,14 @@ class Task:
     labels: Tensor
     rank: int
     world: int
+    device: Any = "cpu"
 
     @staticmethod
-    def of(size: Size, rank: int, world: int) -> Task:
+    def of(size: Size, rank: int, world: int, device: Any = "cpu") -> Task:
         torch.manual_seed(0)
         model = Decoder(size)
         ids, labels = torch.randint(size.vocabulary, (2, size.batch, size.length)).unbind()
-        return Task(size, model, ids, labels, rank, world)
+        return Task(size, model, ids, labels, rank, world, device)
 
     @property
     def whole(self) -> tuple[Tensor, Tensor]:
@@ -74,7 +76,8 @@ class Task:
 def _searched(task: Task) -> nn.Module:
     import autopar
 
-    return autopar.autoparallelize(task.fresh(), task.whole, mesh={"x": task.world}, device="cpu")
+    mesh = {"x": task.world}
+    return autopar.autoparallelize(task.fresh(), task.whole, mesh=mesh, device=task.device)
 
 
 def _planned(scheme: str) -> Callable[[Task], nn.Module]:
@@ -87,7 +90,7 @@ def _planned(scheme: str) -> Callable[[Task], nn.Module]:
         from autopar.passes.prices import DevicePrices
 
         mesh, model = autopar.Mesh.of({"x": task.world}), task.fresh()
-        request = Request.make(mesh, None, None, "cpu", "auto")
+        request = Request.make(mesh, None, None, task.device, "auto")
         traced = trace_model(model, task.whole, {}, request)
         prices = DevicePrices(mesh, request.device)
         found = baseline_assignments(traced.placed, traced.rules, mesh, prices).found[scheme]
@@ -125,6 +128,15 @@ def _dtensor(task: Task) -> nn.Module:
     for block in model.blocks:
         parallelize_module(block, mesh, {**columns, **rows})
     return model
+
+
+def calibrated(ways: Sequence[str], world: int) -> Any:
+    """What autopar's ways are planned for."""
+    if world == 1 or not any(way.startswith("autopar") for way in ways):
+        return "cpu"
+    import autopar
+
+    return autopar.calibrate()
 
 
 def _on_whole(build: Callable[[Task], nn.Module]) -> Callable[[Task], Step]:
@@ -188,7 +200,7 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world > 1:
         dist.init_process_group("gloo", timeout=timedelta(seconds=WAIT_S))
-    task = Task.of(SIZES[name], rank, world)
+    task = Task.of(SIZES[name], rank, world, calibrated(ways, world))
     steps = {way: WAYS[way](task) for way in ways}
     same_losses(steps, world)
     times = take_turns(steps, rounds, dist.barrier if world > 1 else lambda: None)
