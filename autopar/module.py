@@ -272,7 +272,7 @@ class ParallelModule(Face):
         except InputError as problem:
             error = problem
         first_only = self._options.check == "first" and bool(self._agreed)
-        if first_only and call is not None and call.key == latest and latest in self._agreed:
+        if first_only and call is not None and call.key is latest and latest in self._agreed:
             return call, self._compiled[latest]
         if first_only and error is not None:
             # The other ranks do not wait to hear of it: they most likely met the same error.
