@@ -14,7 +14,7 @@ from torch import Tensor
 from autopar.ir.fused import WAITS
 from autopar.ir.mesh import Mesh
 from autopar.runtime.exchange import Counts
-from autopar.runtime.groups import Group, Landing, RankContext
+from autopar.runtime.groups import Group, Landing, RankContext, resized
 from autopar.runtime.operators import resolve
 
 
@@ -82,9 +82,8 @@ class _DryGroup(Group):
     def join(self, stacked: Tensor, dim: int) -> Tensor:
         if self.in_order:
             return super().join(stacked, dim)
-        shape = list(stacked.shape[1:])
-        shape[dim] *= self.size
-        return stacked.new_zeros(shape)
+        piece = stacked.shape[1:]
+        return stacked.new_zeros(resized(piece, dim, self.size * piece[dim]))
 
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
         return x.new_zeros(x.shape)
@@ -118,11 +117,9 @@ class _DryGroup(Group):
         concat_dim: int,
         concat_sizes: Sequence[int],
     ) -> Tensor:
-        sent = x.new_zeros(sum(counts.sent(self.index)))
+        sent = x.new_zeros(x.numel())
         received = sent.new_zeros(sum(counts.received(self.index)))
-        joined = list(shape)
-        joined[concat_dim] = sum(concat_sizes)
-        return received.new_zeros(joined)
+        return received.new_zeros(resized(shape, concat_dim, sum(concat_sizes)))
 
 
 class _GlooGroup(_DryGroup):

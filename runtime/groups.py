@@ -132,11 +132,9 @@ class Group:
             arrived = self._all_to_all(pieces, (split_dim, concat_dim))
             return self.join(arrived, concat_dim % x.dim())
         assert split_sizes is not None and concat_sizes is not None
-        rest = list(x.shape)
-        rest[split_dim] = rest[concat_dim] = 1
-        counts = Blocks(concat_sizes, split_sizes, math.prod(rest))
-        shape = list(x.shape)
-        shape[split_dim] = split_sizes[self.index]
+        each = math.prod(resized(resized(x.shape, split_dim, 1), concat_dim, 1))
+        counts = Blocks(concat_sizes, split_sizes, each)
+        shape = resized(x.shape, split_dim, split_sizes[self.index])
         return self._send(x, split_dim, split_sizes, counts, shape, concat_dim, concat_sizes)
 
     def recut(self, x: Tensor, dim: int, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
@@ -206,7 +204,7 @@ class Group:
         flat = torch.cat([piece.reshape(-1) for piece in x.split(split_sizes, split_dim)])
         self._count("all_to_all", flat, 1)
         received = self._all_to_all_v(flat, counts).split(counts.received(self.index))
-        shapes = [_resized(shape, concat_dim, size) for size in concat_sizes]
+        shapes = [resized(shape, concat_dim, size) for size in concat_sizes]
         return torch.cat([r.view(s) for r, s in zip(received, shapes, strict=True)], concat_dim)
 
     def _split(self, what: str, x: Tensor, dim: int) -> Tensor:
@@ -284,7 +282,7 @@ def _differ(sizes: Sizes) -> bool:
     return sizes is not None and len(set(sizes)) > 1
 
 
-def _resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
+def resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
     """A shape with another size in one dimension."""
     resized = list(shape)
     resized[dim] = size
@@ -295,7 +293,7 @@ def _padded(x: Tensor, dim: int, size: int) -> Tensor:
     """A contiguous tensor that reaches up to `size` in one dimension, zeros behind `x`."""
     if x.shape[dim] == size:
         return x.contiguous()
-    padded = x.new_zeros(_resized(x.shape, dim, size))
+    padded = x.new_zeros(resized(x.shape, dim, size))
     padded.narrow(dim, 0, x.shape[dim]).copy_(x)
     return padded
 

@@ -170,8 +170,7 @@ def prune_dominated(network: Network, live: LiveSets | None, start: list[int] | 
         costs, options = network.costs(node), network.options[node]
         if len(costs) == 1:
             continue
-        spans = range(0) if live is None else live.spans_of(node)
-        held = [] if live is None else [live.usages[span][options] for span in spans]
+        held = _held(live, node, options)
         beats = _dominance(network, node, costs, held)
         if beats is None:
             continue
@@ -184,6 +183,11 @@ def prune_dominated(network: Network, live: LiveSets | None, start: list[int] | 
             removed += len(costs) - len(kept)
             network.keep(node, kept)
     return removed
+
+
+def _held(live: LiveSets | None, node: int, options: np.ndarray) -> list[np.ndarray]:
+    """What each option of a node holds over each of its spans; nothing without a limit."""
+    return [] if live is None else [live.usages[span][options] for span in live.spans_of(node)]
 
 
 def prune_beside_promising(
@@ -201,8 +205,7 @@ def prune_beside_promising(
             continue
         links = list(network.links[node].values())
         least = costs + sum(link.costs.min(axis=1)[link.own] for link in links)
-        spans = range(0) if live is None else live.spans_of(node)
-        held = [live.usages[span][options] for span in spans] if live is not None else []
+        held = _held(live, node, options)
         by = np.full(len(costs), -1)  # the option in whose favour each goes
         for best in np.argsort(least, kind="stable")[:_PROMISING].tolist():
             if by[best] >= 0:
