@@ -19,6 +19,8 @@ from autopar.ir.mesh import Mesh
 
 #: The kinds of node that bring a value into the graph. Every other node is a call.
 SOURCES = ("input", "param", "buffer", "constant")
+#: What holds no values, and most arguments are.
+_LEAVES = (int, float, str, bool, type(None))
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,7 @@ class Node:
     @cached_property
     def operands(self) -> tuple[Value, ...]:
         """The tensor arguments in the order they are written (args, then kwargs, lists flat)."""
-        found: list[Value] = []
-        map_values((self.args, self.kwargs), lambda v: found.append(v) or v)  # type: ignore[func-returns-value]
-        return tuple(found)
+        return tuple(values_in((self.args, self.kwargs)))
 
     @property
     def differentiable(self) -> bool:
@@ -179,3 +179,15 @@ def map_values(tree: Any, fn: Callable[[Value], Any]) -> Any:
     if isinstance(tree, dict):
         return {key: map_values(item, fn) for key, item in tree.items()}
     return tree
+
+
+def values_in(tree: Any) -> Iterator[Value]:
+    """Every `Value` inside nested tuples, lists and dicts, in the order `map_values` has."""
+    if isinstance(tree, Value):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            if not isinstance(item, _LEAVES):
+                yield from values_in(item)
+    elif isinstance(tree, dict):
+        yield from values_in(tuple(tree.values()))

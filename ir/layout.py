@@ -55,7 +55,7 @@ class Layout:
     @staticmethod
     def whole(rank: int) -> Layout:
         """Invariant along every axis."""
-        return Layout(((),) * rank)
+        return _made(((),) * rank, (), (), ())
 
     @staticmethod
     def make(
@@ -66,13 +66,7 @@ class Layout:
     ) -> Layout:
         """A layout with its axes in canonical order, refused if an axis is used twice."""
         split = tuple(tuple(d) for d in dims)
-        layout = Layout(
-            split, tuple(sorted(replicate)), tuple(sorted(partial)), _plain(split, units)
-        )
-        used = layout.mentioned
-        if len(set(used)) != len(used):
-            raise LayoutError(f"layout {layout}: a mesh axis may be used once")
-        return layout
+        return _made(split, tuple(sorted(replicate)), tuple(sorted(partial)), _plain(split, units))
 
     def __hash__(self) -> int:
         # Layouts key every cost table of the planner: the hash is worked out once.
@@ -122,7 +116,7 @@ class Layout:
 
     def without_gradient(self) -> Layout:
         """The same value layout for a tensor that carries no gradient: R is then I."""
-        return Layout(self.dims, (), self.partial, self.units) if self.replicate else self
+        return _made(self.dims, (), self.partial, self.units) if self.replicate else self
 
     def unit(self, dim: int) -> int:
         """How many elements of a dimension stay together where it is cut."""
@@ -215,6 +209,21 @@ class Layout:
         extra = f" rep({','.join(self.replicate)})" if self.replicate else ""
         extra += f" sum({','.join(self.partial)})" if self.partial else ""
         return f"[{dims}]{extra}"
+
+
+@lru_cache(maxsize=1 << 16)
+def _made(
+    dims: tuple[tuple[str, ...], ...],
+    replicate: tuple[str, ...],
+    partial: tuple[str, ...],
+    units: tuple[int, ...],
+) -> Layout:
+    """The layout of canonical parts. Equal ones are one object, which keeps look-ups short."""
+    layout = Layout(dims, replicate, partial, units)
+    used = layout.mentioned
+    if len(set(used)) != len(used):
+        raise LayoutError(f"layout {layout}: a mesh axis may be used once")
+    return layout
 
 
 @lru_cache(maxsize=1 << 14)

@@ -24,6 +24,7 @@ the dimension which the axes enter (`autopar.ir.cut`), and left out where it is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from autopar.ir.errors import LayoutError
@@ -85,6 +86,24 @@ def step_layout(
             continue
         if isinstance(state, bool) or not isinstance(state, int) or not 0 <= state < before.rank:
             raise LayoutError(f"{op}: no dimension {state!r} in a layout of {before.rank}")
+    size = shape[new] if isinstance(new, int) else 0
+    if isinstance(new, int) and (not isinstance(unit, int) or unit < 1 or size % unit):
+        raise LayoutError(f"{op}: dimension {new} of size {size} has no units of {unit!r}")
+    return _after(op, before, axes, old, new, unit, tuple(shape), mesh)
+
+
+@lru_cache(maxsize=1 << 14)
+def _after(
+    op: str,
+    before: Layout,
+    axes: tuple[str, ...],
+    old: State,
+    new: State,
+    unit: int,
+    shape: tuple[int, ...],
+    mesh: Mesh,
+) -> Layout:
+    """The layout after a step from one state to another; a model has few that differ."""
     for axis in axes:
         if before.state(axis) != old:
             raise LayoutError(
@@ -96,8 +115,6 @@ def step_layout(
             f"{op}: axes {axes} must be the minor-most of dimension {old}, which is split by "
             f"{before.dims[old]}"
         )
-    if isinstance(new, int) and (not isinstance(unit, int) or unit < 1 or shape[new] % unit):
-        raise LayoutError(f"{op}: dimension {new} of size {shape[new]} has no units of {unit!r}")
     if op == "autopar.recut" and isinstance(new, int) and before.dims[new] != axes:
         raise LayoutError(f"{op}: it takes all axes of dimension {new}, {before.dims[new]}")
     return moved(before, axes, new, unit, shape, mesh, op)

@@ -181,6 +181,8 @@ def format_literal(item: Any) -> str:
 
 def has_text(item: Any) -> bool:
     """Whether an argument has a text form, all the way down."""
+    if isinstance(item, (Value, str, int)):
+        return True
     if isinstance(item, (list, tuple)):
         return all(map(has_text, item))
     if isinstance(item, dict):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from autopar.ir.errors import GraphError, LayoutError
 from autopar.ir.fused import FUSED, dtype_after, layouts_through, steps_of
-from autopar.ir.graph import Graph, Node, Value, map_values
+from autopar.ir.graph import Graph, Node, Value, values_in
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.steps import STEPS, step_layout
@@ -35,6 +35,8 @@ def verify_graph(graph: Graph, *, stage: Stage) -> None:
     """
     defined: dict[str, Value] = {}
     targets: set[tuple[str, str]] = set()
+    # Layouts that were looked at, with the rest of what they depend on: few are distinct.
+    legal: set[tuple[Layout, tuple[int, ...], bool]] = set()
     for index, node in enumerate(graph.nodes):
         try:
             _check_form(node)
@@ -44,7 +46,7 @@ def verify_graph(graph: Graph, *, stage: Stage) -> None:
                 if (node.op, node.target) in targets:
                     raise GraphError(f"{node.op} {node.target!r}: it is in the graph twice")
                 targets.add((node.op, node.target))
-            _check_layouts(node, graph.mesh, stage)
+            _check_layouts(node, graph.mesh, stage, legal)
             if stage == "partitioned":
                 assert graph.mesh is not None
                 _check_partitioned(node, graph.mesh)
@@ -80,13 +82,14 @@ def _check_form(node: Node) -> None:
 
 
 def _check_operands(node: Node, defined: dict[str, Value]) -> None:
-    _check_uses(node.op, (node.args, node.kwargs, node.attrs), defined)
+    _check_uses(node.op, node.operands, defined)
+    if node.attrs:
+        _check_uses(node.op, values_in(node.attrs), defined)
 
 
-def _check_uses(what: str, tree: Any, defined: dict[str, Value]) -> None:
-    """Every value in nested arguments is defined, and is the value its producer made."""
-
-    def check(used: Value) -> Value:
+def _check_uses(what: str, values: Iterable[Value], defined: dict[str, Value]) -> None:
+    """Every one of these values is defined, and is the value its producer made."""
+    for used in values:
         made = defined.get(used.name)
         if made is None:
             raise GraphError(f"{what}: %{used.name} is used before it is defined")
@@ -97,9 +100,6 @@ def _check_uses(what: str, tree: Any, defined: dict[str, Value]) -> None:
                 f"{what}: operand %{used.name} has {key} {_shown(getattr(used, key))}, "
                 f"its producer made {_shown(getattr(made, key))}"
             )
-        return used
-
-    map_values(tree, check)
 
 
 def _shown(item: Any) -> str:
@@ -122,7 +122,12 @@ def _check_results(node: Node, defined: dict[str, Value]) -> None:
         raise GraphError(f"value %{node.name}: it carries a gradient, no operand of it does")
 
 
-def _check_layouts(node: Node, mesh: Mesh | None, stage: Stage) -> None:
+def _check_layouts(
+    node: Node,
+    mesh: Mesh | None,
+    stage: Stage,
+    legal: set[tuple[Layout, tuple[int, ...], bool]],
+) -> None:
     if mesh is None and stage != "traced":
         raise GraphError(f"{node.op}: a {stage} graph has a mesh, this one has none")
     for value in node.results:
@@ -132,7 +137,10 @@ def _check_layouts(node: Node, mesh: Mesh | None, stage: Stage) -> None:
         if layout is not None and stage == "traced":
             raise GraphError(f"value %{value.name}: in a traced graph it has no layout yet")
         if layout is not None and mesh is not None:
-            _check_layout(f"value %{value.name}", value, layout, mesh)
+            known = layout, value.shape, value.grad
+            if known not in legal:
+                _check_layout(f"value %{value.name}", value, layout, mesh)
+                legal.add(known)
 
 
 def _check_layout(what: str, value: Value, layout: Layout, mesh: Mesh) -> None:
@@ -231,7 +239,7 @@ def _check_fused(node: Node, mesh: Mesh) -> None:
 def _check_outputs(graph: Graph, defined: dict[str, Value], stage: Stage) -> None:
     line = f"return {', '.join(map(format_literal, graph.outputs))}"
     try:
-        _check_uses("return", graph.outputs, defined)
+        _check_uses("return", values_in(graph.outputs), defined)
         for output in graph.outputs:
             if not has_text(output):
                 raise GraphError(f"return: the output {output!r} has no text form")
@@ -246,7 +254,7 @@ def _check_updates(graph: Graph, defined: dict[str, Value], stage: Stage) -> Non
     updated: set[str] = set()
     for name, value in graph.updates:
         try:
-            _check_uses(f"update {name!r}", value, defined)
+            _check_uses(f"update {name!r}", (value,), defined)
             if name not in buffers:
                 raise GraphError(f"update {name!r}: the graph has no buffer of this name")
             if name in updated:

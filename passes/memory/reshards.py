@@ -11,7 +11,7 @@ All numbers are parts of the whole tensor's size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -45,25 +45,47 @@ class ReshardMemory:
     back_alone: np.ndarray
 
 
-def reshard_memory(
-    sources: Sequence[Layout],
-    destinations: Sequence[Layout],
-    shape: Sequence[int],
-    mesh: Mesh,
-    device: Device,
-    *,
-    grad: bool,
-    fetched: bool = False,
-) -> ReshardMemory:
-    """The memory of every reshard that `plan_reshard` finds for a tensor of some shape."""
-    if not grad:
-        sources = [layout.without_gradient() for layout in sources]
-        destinations = [layout.without_gradient() for layout in destinations]
-    both = (*sources, *destinations)
-    table = path_table(shape, mesh, device, grad=grad, between=both, fetched=fetched)
-    rows, columns = table.ids(sources), table.ids(destinations)
-    steps = _step_memory(table, tuple(shape), mesh, fetched, device.backend == "gloo")
-    return ReshardMemory(*_along_paths(table, rows, columns, steps))
+class ReshardMemories:
+    """The memory of every reshard that `plan_reshard` finds on a mesh of one device.
+
+    What many tensors of a model have in common is worked out once, and kept with this object.
+    """
+
+    def __init__(self, mesh: Mesh, device: Device) -> None:
+        self.mesh, self.device = mesh, device
+        self._known: dict[Hashable, ReshardMemory] = {}
+
+    def between(
+        self,
+        sources: Sequence[Layout],
+        destinations: Sequence[Layout],
+        shape: Sequence[int],
+        *,
+        grad: bool,
+        fetched: bool = False,
+    ) -> ReshardMemory:
+        """Of all reshards of a tensor of some shape, whole, between two sets of layouts."""
+        if not grad:
+            sources = [layout.without_gradient() for layout in sources]
+            destinations = [layout.without_gradient() for layout in destinations]
+        both, mesh = (*sources, *destinations), self.mesh
+        table = path_table(shape, mesh, self.device, grad=grad, between=both, fetched=fetched)
+        rows, columns = table.ids(sources), table.ids(destinations)
+        # Buckets are flat: what goes into one is copied along any dimension.
+        outermost = next((d for d, size in enumerate(shape) if size != 1), 0)
+        outermost = -1 if fetched else outermost
+        held = _held(table, tuple(shape), mesh)
+        key = table, held.tobytes(), outermost, rows.tobytes(), columns.tobytes()
+        if key not in self._known:
+            steps = _step_memory(table, held, outermost, self.device.backend == "gloo")
+            self._known[key] = ReshardMemory(*_along_paths(table, rows, columns, steps))
+        return self._known[key]
+
+
+@lru_cache(maxsize=1024)
+def _held(table: PathTable, shape: tuple[int, ...], mesh: Mesh) -> np.ndarray:
+    """The part of a tensor that a rank holds under each layout of a table, float64 [layout]."""
+    return np.array([1 / layout.pieces(shape, mesh) for layout in table.layouts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +103,9 @@ class _StepMemory:
     back_used: np.ndarray
 
 
-@lru_cache(maxsize=1024)
 def _step_memory(
-    table: PathTable, shape: tuple[int, ...], mesh: Mesh, fetched: bool, exchanged: bool
+    table: PathTable, held: np.ndarray, outermost: int, exchanged: bool
 ) -> _StepMemory:
-    held = np.array([1 / layout.pieces(shape, mesh) for layout in table.layouts])
-    outermost = next((d for d, size in enumerate(shape) if size != 1), 0)
-    # Buckets are flat: what goes into one is copied along any dimension.
-    outermost = -1 if fetched else outermost
     columns = np.zeros((4, len(table.steps)))
     before, after = table.ends
     for step, same in table.alike:
@@ -140,30 +157,32 @@ def _along_paths(
     table: PathTable, rows: np.ndarray, columns: np.ndarray, steps: _StepMemory
 ) -> list[np.ndarray]:
     """The parts of `ReshardMemory`, [row, column], over the paths of a table."""
-    last, before = table.last_steps(rows)
-    row = np.arange(len(rows))[:, None]
-    at = np.broadcast_to(columns, (len(rows), len(columns)))
-    path = []  # from the end: the step that leads to each layout, -1 where none is left, and it
-    while len(table.steps) and ((step := last[row, at]) >= 0).any():
-        path.append((step, at))
-        at = np.where(step >= 0, before[row, at], at)
-    source = np.broadcast_to(steps.held[at], at.shape)
-    copy, moment, back, back_moment = np.zeros((4, *at.shape))
-    # All that is held on the way, what one starts from included as long as it is there.
-    total, back_total, held = source, source, source
-    for step, after in reversed(path):
+    shape = len(rows), len(columns)
+    first, at = np.repeat(rows, len(columns)), np.tile(columns, len(rows))
+    # From the end: the pairs that have a step left, that step, and the layout it leads to.
+    path, pairs = [], np.arange(len(at))
+    while len(pairs):
+        step, before = table.last_steps(first[pairs], at[pairs])
         taken = step >= 0
-        held = np.where(taken, steps.held[after], held)
-        made, used = steps.made[step], steps.used[step]
-        back_made, back_used = steps.back_made[step], steps.back_used[step]
-        new, back_new = taken & (made > 0), taken & (back_made > 0)
-        current = np.where(copy > 0, copy, source)
-        moment = np.where(new, np.maximum(moment, copy + made + used), moment)
-        total = np.where(new, np.maximum(total, current + made + used), total)
-        copy = np.where(new, made, copy)
-        back_moment = np.where(taken, back_made + np.maximum(back_moment, back_used), back_moment)
-        back_total = np.where(
-            back_new, np.maximum(back_total, held + back_made + back_used), back_total
-        )
-        back = np.where(back_new, source, back)
-    return [copy, back, moment, back_moment, total - source, np.maximum(back_total - held, 0.0)]
+        pairs, step = pairs[taken], step[taken]
+        path.append((pairs, step, at[pairs]))
+        at[pairs] = before[taken]
+    source = steps.held[at]
+    copy, moment, back, back_moment = np.zeros((4, len(at)))
+    # All that is held on the way, what one starts from included as long as it is there.
+    total, back_total, held = source.copy(), source.copy(), source.copy()
+    for pairs, step, after in reversed(path):
+        start, had = source[pairs], copy[pairs]
+        now = held[pairs] = steps.held[after]
+        # What makes nothing new uses nothing either, and changes none of the maxima.
+        made = steps.made[step]
+        need = made + steps.used[step]
+        moment[pairs] = np.maximum(moment[pairs], had + need)
+        total[pairs] = np.maximum(total[pairs], np.where(had > 0, had, start) + need)
+        copy[pairs] = np.where(made > 0, made, had)
+        made, used = steps.back_made[step], steps.back_used[step]
+        back_moment[pairs] = made + np.maximum(back_moment[pairs], used)
+        back_total[pairs] = np.maximum(back_total[pairs], now + made + used)
+        back[pairs] = np.where(made > 0, start, back[pairs])
+    found = copy, back, moment, back_moment, total - source, np.maximum(back_total - held, 0.0)
+    return [part.reshape(shape) for part in found]

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensorMode, disable_fake_tensor_cache
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.ir.fused import FUSED, WAITS
 from autopar.ir.graph import Node, map_values
+from autopar.ir.steps import STEPS
 
 #: Finds what runs an operator of a given name on tensors.
 Resolve = Callable[[str], Callable[..., Any]]
@@ -93,7 +93,8 @@ class Call:
         (device type, dtype) of the autocast region it runs in
     on_meta:
         whether tensors of the meta device will do. They are much quicker than fake ones, which know
-        what device they stand for; a bucket may hold hundreds of parameters
+        what device they stand for; a bucket may hold hundreds of parameters. Reshards, in buckets
+        or not, do the same on every device
     """
 
     key: str
@@ -115,13 +116,15 @@ class Call:
         args, kwargs = map_values((node.args, node.kwargs), lambda _: next(queue))
         autocast = node.attrs.get("autocast")
         key = f"{where} {node.op} {args!r} {kwargs!r} {autocast!r}"
-        return Call(key, resolve(node.op), args, kwargs, autocast, node.op == FUSED)
+        on_meta = node.op == FUSED or node.op in STEPS
+        return Call(key, resolve(node.op), args, kwargs, autocast, on_meta)
 
     @property
     def specs(self) -> tuple[Spec, ...]:
         """The tensors among the arguments, in operand order."""
-        leaves = pytree.tree_leaves((self.args, self.kwargs), is_leaf=_is_spec)
-        return tuple(leaf for leaf in leaves if _is_spec(leaf))
+        found: list[Spec] = []
+        _mapped((self.args, self.kwargs), lambda x: found.append(x) if isinstance(x, Spec) else x)
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -203,10 +206,20 @@ class _Run:
     """One call run on fake tensors, with its autograd graph, for one backward."""
 
     def __init__(self, call: Call) -> None:
-        self.mode = nullcontext() if call.on_meta else FakeTensorMode()
+        self.fake = None if call.on_meta else FakeTensorMode()
         self.device = "meta" if call.on_meta else "cpu"
-        with self.mode, torch.enable_grad():
+        with self._without_data():
             self._run(call)
+
+    @contextmanager
+    def _without_data(self) -> Iterator[None]:
+        """Where tensors have no data, and gradients are recorded."""
+        with torch.enable_grad(), ExitStack() as stack:
+            if self.fake is not None:
+                # Equal calls are observed once: a memory of single operators only costs time.
+                stack.enter_context(disable_fake_tensor_cache(self.fake))
+                stack.enter_context(self.fake)
+            yield
 
     def _run(self, call: Call) -> None:
         self.operands = [spec.empty(self.device) for spec in call.specs]
@@ -218,7 +231,7 @@ class _Run:
                 return next(queue)
             return torch.device("cpu") if isinstance(item, torch.device) else item
 
-        args, kwargs = pytree.tree_map(fill, (call.args, dict(call.kwargs)), is_leaf=_is_spec)
+        args, kwargs = _mapped((call.args, call.kwargs), fill)
         autocast = torch.autocast("cpu", call.autocast[1]) if call.autocast else nullcontext()
         hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept)
         with LiveStorages() as live, hooks, autocast:
@@ -252,7 +265,7 @@ class _Run:
         )
 
     def backward(self, incoming: tuple[Spec | None, ...]) -> Backward:
-        with self.mode, torch.enable_grad():
+        with self._without_data():
             return self._backward(incoming)
 
     def _backward(self, incoming: tuple[Spec | None, ...]) -> Backward:
@@ -372,5 +385,10 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
         yield from _tensors(tuple(tree.values()))
 
 
-def _is_spec(item: Any) -> bool:
-    return isinstance(item, Spec)
+def _mapped(tree: Any, fn: Callable[[Any], Any]) -> Any:
+    """The arguments of a call with every one of them replaced, all the way down."""
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_mapped(item, fn) for item in tree)
+    if isinstance(tree, dict):
+        return {key: _mapped(item, fn) for key, item in tree.items()}
+    return fn(tree)

@@ -26,7 +26,7 @@ from autopar.passes.choices import Choices
 from autopar.passes.device import Device
 from autopar.passes.memory.kept import Kept, Piece, Probe, kept_by
 from autopar.passes.memory.lifetimes import Carried, Interval, Lifetimes, Slot
-from autopar.passes.memory.reshards import ReshardMemory, reshard_memory
+from autopar.passes.memory.reshards import ReshardMemories, ReshardMemory
 from autopar.passes.memory.saved import Resolve, Spec
 from autopar.passes.memory.shorten import shorten
 from autopar.passes.memory.timeline import OPTIMIZER_WORKSPACE, optimizer_states
@@ -107,7 +107,8 @@ class ProblemUsages:
         short = shorten(graph, blocks, models)
         self.built, self.graph, self.rules, self.mesh = built, short.graph, rules, mesh
         self.passed_over, self._weights = short.passed_over, short.weights
-        self.device, self.resolve, self.probe = device, resolve, probe
+        self.resolve, self.probe = resolve, probe
+        self._memories = ReshardMemories(mesh, device)
         self.states = optimizer_states(optimizer)
         self.workspace = OPTIMIZER_WORKSPACE[optimizer]
         self._kept: dict[Hashable, Kept] = {}
@@ -253,9 +254,7 @@ class ProblemUsages:
         fetched: bool,
     ) -> tuple[ReshardMemory, np.ndarray, np.ndarray]:
         rows, columns = list(dict.fromkeys(made)), list(dict.fromkeys(asked))
-        memory = reshard_memory(
-            rows, columns, value.shape, self.mesh, self.device, grad=grad, fetched=fetched
-        )
+        memory = self._memories.between(rows, columns, value.shape, grad=grad, fetched=fetched)
         row = {layout: k for k, layout in enumerate(rows)}
         column = {layout: k for k, layout in enumerate(columns)}
         return (

@@ -186,14 +186,14 @@ class PathTable:
             target = int(self._source[edge])
         return tuple(reversed(steps))
 
-    def last_steps(self, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The last step of the cheapest path from each source to every layout, and its start.
+    def last_steps(self, sources: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The last step of the cheapest path from each source to its target, and its start.
 
-        Both are int [source, layout]: the step's number in `steps`, and the layout it starts
-        from; -1 where no step is taken.
+        Both are int [pair]: the step's number in `steps`, and the layout it starts from; -1
+        where no step is taken.
         """
         self._search(sources)
-        last = self._last[sources]
+        last = self._last[sources, targets]
         if not len(self._edges):
             return last, last
         reached = last >= 0

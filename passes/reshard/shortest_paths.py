@@ -40,16 +40,21 @@ def shortest_paths(
 def _last_edges(
     source: np.ndarray, target: np.ndarray, weight: np.ndarray, nodes: int, roots: np.ndarray
 ) -> np.ndarray:
-    heads, starts = np.unique(target, return_index=True)
     distance = np.full((nodes, len(roots)), _FAR)
     distance[roots, np.arange(len(roots))] = 0
-    while True:
-        arrival = distance[source] + weight[:, None]
+    # Only edges from nodes that came nearer, for any root, can bring another node nearer.
+    nearer = np.zeros(nodes, dtype=bool)
+    nearer[roots] = True
+    while (edges := np.flatnonzero(nearer[source])).size:
+        heads, starts = np.unique(target[edges], return_index=True)
+        arrival = distance[source[edges]] + weight[edges, None]
         best = np.minimum.reduceat(arrival, starts, axis=0)
-        shorter = best < distance[heads]
-        if not shorter.any():
-            break
-        distance[heads] = np.minimum(distance[heads], best)
+        known = distance[heads]
+        nearer[:] = False
+        nearer[heads] = (best < known).any(axis=1)
+        distance[heads] = np.minimum(known, best)
+    arrival = distance[source] + weight[:, None]
+    heads, starts = np.unique(target, return_index=True)
     edges = np.arange(len(source))[:, None]
     tight = np.where(arrival == distance[target], edges, len(source))
     last = np.full((nodes, len(roots)), -1, dtype=np.intp)

@@ -210,8 +210,12 @@ def _finish(
 
 def _whole(problem: Problem) -> bool:
     """Whether all costs are whole numbers, so that bounds may be rounded up."""
-    arrays = [node.costs for node in problem.nodes]
-    arrays += [edge.costs.reshape(-1) for edge in problem.edges]
-    values = np.concatenate([np.zeros(1), *arrays])
-    values = values[np.isfinite(values)]
-    return bool(np.abs(values).max() < 2**53 and (values == np.rint(values)).all())
+    arrays = itertools.chain(
+        (node.costs for node in problem.nodes), (edge.costs for edge in problem.edges)
+    )
+    return all(_of_whole_numbers(costs) for costs in arrays)
+
+
+def _of_whole_numbers(costs: np.ndarray) -> bool:
+    values = costs[np.isfinite(costs)]
+    return bool((np.abs(values) < 2**53).all() and (values == np.rint(values)).all())
