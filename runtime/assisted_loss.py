@@ -10,6 +10,7 @@ from torch import Tensor
 from autopar.ir.layout import INVARIANT
 from autopar.ir.rules.loss import ELEMENTWISE, MEAN, NONE, SUM
 from autopar.runtime.assisted_softmax import shifted
+from autopar.runtime.early import begins
 from autopar.runtime.groups import Landing
 from autopar.runtime.operators import operator
 from autopar.runtime.precision import accumulation_dtype
@@ -35,11 +36,12 @@ def cross_entropy_loss(
     label_smoothing: float = 0.0,
     *,
     split: Split,
+    begun: Landing | None = None,
 ) -> Tensor:
     """`aten.cross_entropy_loss` of a block of the batch (a term, P), of the classes (I), or both.
 
     logits `[n, c, *]`, target `[n, *]` of whole class ids or `[n, c, *]` of probabilities,
-    weight `[c]`.
+    weight `[c]`. `begun`: what `begin_count` gave.
     """
     if target.is_floating_point():
         # Every sample counts, whatever its class: the mean is over all samples.
@@ -52,7 +54,7 @@ def cross_entropy_loss(
     dim = 1 if logits.dim() > 1 else 0
     classes = _Classes(target, weight, ignore_index, dim, logits.shape[dim], split)
     if not is_split(split, "c"):
-        count = classes.start_count()
+        count = begun or classes.start_count()
         total = torch.ops.aten.cross_entropy_loss.default(
             logits, target, weight, SUM, ignore_index, label_smoothing
         )
@@ -71,7 +73,7 @@ def cross_entropy_loss(
         smooth = log_total * classes.total_weight() - everything[0]
         share = label_smoothing / number
         loss = (1 - label_smoothing) * loss + share * smooth.where(classes.valid, 0)
-    return classes.reduced(loss, reduction).to(logits.dtype)
+    return classes.reduced(loss, reduction, begun).to(logits.dtype)
 
 
 def _nll_loss(
@@ -82,17 +84,35 @@ def _nll_loss(
     ignore_index: int = -100,
     *,
     split: Split,
+    begun: Landing | None = None,
 ) -> Tensor:
     """`aten.nll_loss` of log-probabilities `[n, c, *]`, split as a cross entropy may be."""
     dim = 1 if x.dim() > 1 else 0
     classes = _Classes(target, weight, ignore_index, dim, x.shape[dim], split)
     z = x.to(accumulation_dtype(x.dtype))
     picked = sum_over(classes.pick(z), split, "c", to=INVARIANT)
-    return classes.reduced(-(classes.weights * picked), reduction).to(x.dtype)
+    return classes.reduced(-(classes.weights * picked), reduction, begun).to(x.dtype)
 
 
+def begin_count(
+    target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, split: Split
+) -> Landing | None:
+    """Start to count what a mean divides by; None where it takes more than the targets."""
+    if reduction != MEAN or target.is_floating_point():
+        return None
+    if weight is not None:
+        if is_split(split, "c") or not len(weight):
+            return None
+        valid = target != ignore_index
+        weight = weight.detach().to(accumulation_dtype(weight.dtype))
+        return start_plain_sum((weight[target.where(valid, 0)] * valid).sum(), split, "n", "d")
+    return start_plain_sum((target != ignore_index).sum(), split, "n", "d")
+
+
+begins("cross_entropy_loss")(begin_count)
 for _name in ("nll_loss", "nll_loss_nd", "nll_loss2d"):
     operator(_name)(_nll_loss)
+    begins(_name)(begin_count)
 
 
 class _Classes:
@@ -149,11 +169,14 @@ class _Classes:
         """What a mean divides by: the weights of all samples on all ranks. Wait for it later."""
         return start_plain_sum(self.weights.sum(), self.split, "n", "d")
 
-    def reduced(self, loss: Tensor, reduction: int) -> Tensor:
+    def reduced(self, loss: Tensor, reduction: int, begun: Landing | None) -> Tensor:
         loss = loss.where(self.valid, 0)
         if reduction == NONE:
             return loss
-        return loss.sum() / self.start_count()() if reduction == MEAN else loss.sum()
+        if reduction == MEAN:
+            count = begun or self.start_count()
+            return loss.sum() / count()
+        return loss.sum()
 
 
 def _along(weight: Tensor, x: Tensor, dim: int) -> Tensor:

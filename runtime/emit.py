@@ -23,12 +23,15 @@ from autopar.ir.keep import (
     regions,
     resident,
 )
+from autopar.ir.layout import INVARIANT
 from autopar.ir.local import is_empty, is_uniform, rank_call
 from autopar.ir.mesh import Mesh
 from autopar.ir.reduced import with_reduction
 from autopar.ir.steps import STEPS
 from autopar.ir.trace_grad import overload
 from autopar.runtime.autocast import autocast_call
+from autopar.runtime.awaited import all_reduce_returned
+from autopar.runtime.early import BEGUN, beginning, early, is_kept_otherwise
 from autopar.runtime.fused import begin, finish
 from autopar.runtime.gathered import finish_again, step_again
 from autopar.runtime.keeping import Kept, Recomputed
@@ -67,7 +70,9 @@ def emit(
         if node.is_source:
             made[node.name] = target.placeholder(_identifier(node.name))
     emitter = _Emitter(graph, device, coordinates)
-    for region, nodes in regions(tuple(graph.calls)):
+    emitter.begin(target, made)
+    rest = tuple(node for node in graph.calls if node.name not in made)
+    for region, nodes in regions(rest):
         if region:
             emitter.region(target, nodes, made)
         else:
@@ -95,6 +100,8 @@ class _Emitter:
         self._first_again = True
         self._resident = resident(graph)
         self._again = gathered_again(graph)
+        #: What was begun for a call, by its name.
+        self._begun: dict[str, fx.Node] = {}
         self._uniform = is_uniform(graph)
         read_by: dict[str, set[str]] = {
             name: {node.name for node, _ in uses} for name, uses in graph.consumers.items()
@@ -104,11 +111,28 @@ class _Emitter:
                 read_by[value.name].add("")
         self._read_by = read_by
 
+    def begin(self, target: fx.Graph, made: dict[str, fx.Node]) -> None:
+        """What comes before all other calls (see `autopar.runtime.early`)."""
+        first = early(self.graph)
+        for node in first.calls:
+            self._plain(target, node, made)
+        for node in first.begun.values():
+            found = beginning(node)
+            if found is not None and not self._reads_again(node):
+                fn, given = found
+                kwargs = map_values(given, lambda v: made[v.name])
+                call = target.call_function(fn, (), kwargs)
+                call.name = _unique(target, call, f"{_identifier(node.name)}_begun")
+                call.meta["origin"] = str(node.origin)
+                self._begun[node.name] = call
+
+    def _reads_again(self, node: Node) -> bool:
+        return any(v.name in self._again for v in node.operands) and not moves(node)
+
     def call(self, target: fx.Graph, node: Node, made: dict[str, fx.Node]) -> None:
         """One call; under hooks where it does not simply keep what autograd saves."""
         form = node.attrs.get(KEEP, "")
-        reads_again = any(v.name in self._again for v in node.operands) and not moves(node)
-        if node.differentiable and (form or reads_again):
+        if node.differentiable and (form or self._reads_again(node)):
             self._part(target, [node], made, lambda run, here: Kept(run, form, node.op, here))
         else:
             self._plain(target, node, made)
@@ -157,13 +181,31 @@ class _Emitter:
         if node.op == FUSED and sends_forward(node):
             self._gathered = _emit_bucket(target, node, made, self._gathered, self._first_again)
             self._first_again &= not node.attrs.get(REGATHER)
-        else:
-            _emit_call(target, node, made, self.device)
+            return
+        begun = self._begun.get(node.name) if node.results else None
+        more = {} if begun is None else {BEGUN: begun}
+        instead = all_reduce_returned if self._is_only_returned(node) else None
+        _emit_call(target, node, made, self.device, instead, more)
+
+    def _is_only_returned(self, node: Node) -> bool:
+        """Whether a number is summed over the ranks, to be returned and for nothing else."""
+        if node.op != "autopar.all_reduce" or node.args[2] != INVARIANT or is_kept_otherwise(node):
+            return False
+        (value,) = node.results
+        updated = any(v.name == value.name for _, v in self.graph.updates)
+        return value.numel == 1 and self._read_by[value.name] == {""} and not updated
 
 
 def _emit_call(
-    target: fx.Graph, node: Node, made: dict[str, fx.Node], device: torch.device | None
+    target: fx.Graph,
+    node: Node,
+    made: dict[str, fx.Node],
+    device: torch.device | None,
+    instead: Callable[..., Any] | None,
+    more: Mapping[str, Any],
 ) -> None:
+    """`instead`: what runs in the place of the operator; `more`: keywords it has besides."""
+
     def given(value: Value) -> fx.Node:
         operand = made[value.name]
         if node.op.startswith(_ANY_STRIDES):
@@ -174,7 +216,8 @@ def _emit_call(
     kwargs = map_values(node.kwargs, given)
     if device is not None:
         args, kwargs = _on_device(args, device), _on_device(kwargs, device)
-    fn: Callable[..., Any] = resolve(node.op)
+    kwargs = {**kwargs, **more}
+    fn = instead or resolve(node.op)
     if node.attrs.get(REGATHER) and node.op in STEPS:
         fn, args = step_again, (node.op, *args)
     if "autocast" in node.attrs:
