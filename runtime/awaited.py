@@ -32,10 +32,18 @@ _LIKE: dict[Any, Callable[..., Tensor]] = {
 }
 
 
+#: What training loops do with a loss before its backward pass: it is done when that is there.
+_ARITHMETIC = frozenset(
+    getattr(getattr(torch.ops.aten, name), kind)
+    for name in ("add", "div", "mul", "sub")
+    for kind in ("Tensor", "Scalar")
+)
+
+
 class Awaited(Tensor):
     """A tensor that is on its way: the first operator that reads it waits.
 
-    What operators give is made of plain tensors.
+    What operators give are plain tensors, but for sums and products of numbers.
     """
 
     _landing: Landing | None
@@ -99,12 +107,27 @@ class Awaited(Tensor):
     ) -> Any:
         if func in _LIKE and isinstance(args[0], Awaited):
             # The backward pass starts from ones.
-            given = {"dtype": args[0].dtype, "device": args[0].device}
-            given |= {key: item for key, item in (kwargs or {}).items() if item is not None}
-            given.pop("memory_format", None)
-            return _LIKE[func](args[0].shape, **given)
-        args, kwargs = pytree.tree_map_only(Awaited, Awaited.wait, (args, kwargs or {}))
+            how = {"dtype": args[0].dtype, "device": args[0].device}
+            how |= {key: item for key, item in (kwargs or {}).items() if item is not None}
+            how.pop("memory_format", None)
+            return _LIKE[func](args[0].shape, **how)
+        given = args, kwargs or {}
+        if func in _ARITHMETIC and all(x.dim() == 0 for x in args if isinstance(x, Tensor)):
+            return _later(func, *given)
+        args, kwargs = pytree.tree_map_only(Awaited, Awaited.wait, given)
         return func(*args, **kwargs)
+
+
+def _later(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Awaited:
+    """What an operator gives for numbers of which some are on their way."""
+    # Others may be written to until then.
+    args = tuple(
+        x.clone() if isinstance(x, Tensor) and not isinstance(x, Awaited) else x for x in args
+    )
+    like = func(*(torch.ones_like(x) if isinstance(x, Awaited) else x for x in args), **kwargs)
+    return Awaited(
+        like, lambda: func(*(x.wait() if isinstance(x, Awaited) else x for x in args), **kwargs)
+    )
 
 
 class _Returned(torch.autograd.Function):

@@ -112,6 +112,22 @@ def test_gradients_do_not_depend_on_how_they_are_asked_for(context: RankContext)
     assert x.grad is not None and x.grad.item() == 6.0
 
 
+def test_scaling_a_loss_does_not_wait_for_it(context: RankContext) -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    loss, group = returned(context, x * x)
+    scale, more = torch.tensor(8.0, dtype=torch.float64), torch.tensor(1.0)
+    total = (loss / 4 + more - 2) * scale
+    with torch.no_grad():
+        more.fill_(100.0)
+    assert not group.waits and total.dtype == torch.float64
+    total.backward()
+    assert group.waits == 1 and total.item() == (18 / 4 + 1 - 2) * 8
+    assert x.grad is not None and x.grad.item() == 6 / 4 * 8
+    twice, _ = returned(context, x * x)
+    (twice + twice).backward()
+    assert x.grad.item() == 6 / 4 * 8 + 12
+
+
 def test_what_nobody_reads_is_waited_for_with_the_next(context: RankContext) -> None:
     x = torch.tensor(3.0, requires_grad=True)
     first, group = returned(context, x * 1)
