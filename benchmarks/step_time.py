@@ -28,9 +28,10 @@ from pathlib import Path
 
 WORKER = Path(__file__).with_name("step_time_worker.py")
 #: Seconds that one set of ways may take.
-LIMIT_S = 300
-#: Rounds per size, more where steps are short.
-ROUNDS = {"tiny": 200, "small": 9, "large": 3}
+LIMIT_S = 600
+#: Rounds per size, more where steps are short. Single steps vary by a tenth, medians of so many by
+#: one or two hundredths.
+ROUNDS = {"tiny": 200, "small": 25, "large": 7}
 QUICK_ROUNDS = {"tiny": 50, "small": 3}
 
 Times = dict[str, list[float]]
