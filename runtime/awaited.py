@@ -12,6 +12,7 @@ devices run in a stream of their own anyway.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -43,11 +44,13 @@ _ARITHMETIC = frozenset(
 class Awaited(Tensor):
     """A tensor that is on its way: the first operator that reads it waits.
 
-    What operators give are plain tensors, but for sums and products of numbers.
+    What operators give are plain tensors, but for sums and products of numbers. Those are worked
+    out as soon as what they are made of has arrived, before anybody can write to it.
     """
 
     _landing: Landing | None
     _landed: Tensor | None
+    _made_of_it: list[weakref.ref[Awaited]]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -58,18 +61,32 @@ class Awaited(Tensor):
         )
 
     def __init__(self, like: Tensor, landing: Landing) -> None:
-        self._landing, self._landed = landing, None
+        self._landing, self._landed, self._made_of_it = landing, None, []
+
+    @property
+    def has_landed(self) -> bool:
+        return self._landed is not None
 
     def wait(self) -> Tensor:
         """The tensor itself."""
-        if self._landed is None:
-            assert self._landing is not None
-            self._landed, self._landing = self._landing(), None
+        if self._landing is not None:
+            landing, self._landing = self._landing, None
+            try:
+                self._landed = landing()
+            except BaseException:
+                self._landing = landing  # whoever asks again is told again
+                raise
+            for made in self._made_of_it:
+                later = made()
+                if later is not None:
+                    later.settle()
+        assert self._landed is not None
         return self._landed
 
     def settle(self) -> None:
-        """Wait, for nothing that is read."""
-        self.wait()
+        """Wait, unless somebody does already."""
+        if self._landing is not None:
+            self.wait()
 
     def _plain(self) -> Tensor:
         return self.wait().detach().requires_grad_(self.requires_grad)
@@ -118,16 +135,27 @@ class Awaited(Tensor):
         return func(*args, **kwargs)
 
 
-def _later(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Awaited:
+def _later(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     """What an operator gives for numbers of which some are on their way."""
-    # Others may be written to until then.
+    # What is there may be written to until then.
     args = tuple(
-        x.clone() if isinstance(x, Tensor) and not isinstance(x, Awaited) else x for x in args
+        x
+        if isinstance(x, Awaited) and not x.has_landed
+        else x.clone()
+        if isinstance(x, Tensor)
+        else x
+        for x in args
     )
+    pending = [x for x in args if isinstance(x, Awaited)]
+    if not pending:
+        return func(*args, **kwargs)
     like = func(*(torch.ones_like(x) if isinstance(x, Awaited) else x for x in args), **kwargs)
-    return Awaited(
+    made = Awaited(
         like, lambda: func(*(x.wait() if isinstance(x, Awaited) else x for x in args), **kwargs)
     )
+    for x in pending:
+        x._made_of_it.append(weakref.ref(made))
+    return made
 
 
 class _Returned(torch.autograd.Function):

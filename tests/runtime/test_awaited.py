@@ -128,6 +128,20 @@ def test_scaling_a_loss_does_not_wait_for_it(context: RankContext) -> None:
     assert x.grad.item() == 6 / 4 * 8 + 12
 
 
+def test_what_is_made_of_a_loss_does_not_see_later_writes(context: RankContext) -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    loss, _ = returned(context, x * 1)
+    half, other = loss / 2, returned(context, x * 2)[0]
+    both = loss + other
+    seen = loss.detach()
+    seen.mul_(10)
+    assert (half.item(), both.item(), loss.item()) == (3.0, 18.0, 60.0)
+    after = loss / 2
+    with torch.no_grad():
+        loss.zero_()
+    assert (after.item(), loss.item()) == (30.0, 0.0)
+
+
 def test_what_nobody_reads_is_waited_for_with_the_next(context: RankContext) -> None:
     x = torch.tensor(3.0, requires_grad=True)
     first, group = returned(context, x * 1)
