@@ -10,9 +10,8 @@ from torch import Tensor
 from autopar.ir.layout import INVARIANT
 from autopar.ir.rules.loss import ELEMENTWISE, MEAN, NONE, SUM
 from autopar.runtime.assisted_softmax import shifted
-from autopar.runtime.early import begins
 from autopar.runtime.groups import Landing
-from autopar.runtime.operators import operator
+from autopar.runtime.operators import begins, operator
 from autopar.runtime.precision import accumulation_dtype
 from autopar.runtime.splits import (
     Split,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -19,39 +19,23 @@ from autopar.ir.graph import Graph, Node, values_in
 from autopar.ir.keep import KEEP, RECOMPUTE, REGATHER
 from autopar.ir.steps import STEPS
 from autopar.ir.trace_grad import overload
-from autopar.runtime.operators import resolve
-
-_F = TypeVar("_F", bound=Callable[..., Any])
+from autopar.runtime.operators import BEGINNINGS, NAMESPACE, resolve
 
 #: The keyword by which an operator takes what was begun for it.
 BEGUN = "begun"
 
-_TABLE: dict[str, Callable[..., Any]] = {}
 
-
-def begins(op: str) -> Callable[[_F], _F]:
-    """Let the decorated function begin an operator of the runtime, ``autopar.<op>``.
-
-    It takes some arguments of the operator, by name; what it returns is passed as `BEGUN`.
-    """
-
-    def add(fn: _F) -> _F:
-        _TABLE[f"autopar.{op}"] = fn
-        return fn
-
-    return add
-
-
-def beginning(node: Node) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+def _beginning(node: Node) -> tuple[Callable[..., Any], dict[str, Any]] | None:
     """What begins a call, and its arguments; None where nothing does."""
-    if node.op.startswith("autopar."):
-        run = resolve(node.op)  # which registers what there is
-        if node.op in _TABLE:
-            bound = inspect.signature(run).bind(*node.args, **node.kwargs)
-            bound.apply_defaults()
-            names = inspect.signature(_TABLE[node.op]).parameters
-            return _TABLE[node.op], {name: bound.arguments[name] for name in names}
-    return None
+    if not node.op.startswith(f"{NAMESPACE}."):
+        return None
+    run = resolve(node.op)  # which registers what there is
+    begin = BEGINNINGS.get(node.op.removeprefix(f"{NAMESPACE}."))
+    if begin is None:
+        return None
+    bound = inspect.signature(run).bind(*node.args, **node.kwargs)
+    bound.apply_defaults()
+    return begin, {name: bound.arguments[name] for name in inspect.signature(begin).parameters}
 
 
 @dataclass(frozen=True)
@@ -61,11 +45,11 @@ class Early:
     calls:
         the calls that decide arguments of what is begun, in order
     begun:
-        the calls that are begun, by name
+        the calls that are begun, what begins each, and its arguments
     """
 
     calls: tuple[Node, ...]
-    begun: Mapping[str, Node]
+    begun: tuple[tuple[Node, Callable[..., Any], Mapping[str, Any]], ...]
 
 
 def early(graph: Graph) -> Early:
@@ -73,18 +57,18 @@ def early(graph: Graph) -> Early:
     there = {node.name for node in graph.nodes if node.is_source}
     reads: dict[str, set[str]] = {name: set() for name in there}
     needed: set[str] = set()
-    begun: dict[str, Node] = {}
+    begun = []
     for node in graph.calls:
-        found = None if is_kept_otherwise(node) else beginning(node)
+        found = None if is_kept_otherwise(node) else _beginning(node)
         if found is not None:
             read = {value.name for value in values_in(found[1])}
             if read <= reads.keys():
-                begun[node.name] = node
+                begun.append((node, *found))
                 needed |= {name for value in read for name in reads[value]}
         if _may_come_first(node) and all(v.name in reads for v in node.operands):
             behind = {name for v in node.operands for name in reads[v.name]} | {node.name}
             reads |= {value.name: behind for value in node.results}
-    return Early(tuple(node for node in graph.calls if node.name in needed), begun)
+    return Early(tuple(node for node in graph.calls if node.name in needed), tuple(begun))
 
 
 def is_kept_otherwise(node: Node) -> bool:

@@ -31,7 +31,7 @@ from autopar.ir.steps import STEPS
 from autopar.ir.trace_grad import overload
 from autopar.runtime.autocast import autocast_call
 from autopar.runtime.awaited import all_reduce_returned
-from autopar.runtime.early import BEGUN, beginning, early, is_kept_otherwise
+from autopar.runtime.early import BEGUN, early, is_kept_otherwise
 from autopar.runtime.fused import begin, finish
 from autopar.runtime.gathered import finish_again, step_again
 from autopar.runtime.keeping import Kept, Recomputed
@@ -116,10 +116,8 @@ class _Emitter:
         first = early(self.graph)
         for node in first.calls:
             self._plain(target, node, made)
-        for node in first.begun.values():
-            found = beginning(node)
-            if found is not None and not self._reads_again(node):
-                fn, given = found
+        for node, fn, given in first.begun:
+            if not self._reads_again(node):
                 kwargs = map_values(given, lambda v: made[v.name])
                 call = target.call_function(fn, (), kwargs)
                 call.name = _unique(target, call, f"{_identifier(node.name)}_begun")
@@ -182,7 +180,7 @@ class _Emitter:
             self._gathered = _emit_bucket(target, node, made, self._gathered, self._first_again)
             self._first_again &= not node.attrs.get(REGATHER)
             return
-        begun = self._begun.get(node.name) if node.results else None
+        begun = self._begun.get(node.name)
         more = {} if begun is None else {BEGUN: begun}
         instead = all_reduce_returned if self._is_only_returned(node) else None
         _emit_call(target, node, made, self.device, instead, more)

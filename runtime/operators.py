@@ -28,6 +28,9 @@ _TABLE: dict[str, Callable[..., Any]] = {}
 #: What runs in the place of an operator of PyTorch.
 _INSTEAD: dict[str, Callable[..., Any]] = {}
 
+#: What begins an operator of the compiler's own before it is reached (`autopar.runtime.early`).
+BEGINNINGS: dict[str, Callable[..., Any]] = {}
+
 
 def operator(name: str) -> Callable[[_F], _F]:
     """Register the decorated function as the IR operator ``autopar.<name>``."""
@@ -37,6 +40,14 @@ def operator(name: str) -> Callable[[_F], _F]:
 def stands_for(op: str) -> Callable[[_F], _F]:
     """Let the decorated function run wherever a graph has an operator of PyTorch."""
     return _into(_INSTEAD, op, f"something stands for {op} already")
+
+
+def begins(name: str) -> Callable[[_F], _F]:
+    """Let the decorated function begin the IR operator ``autopar.<name>``.
+
+    It takes some arguments of the operator, by name; what it returns is passed as ``begun``.
+    """
+    return _into(BEGINNINGS, name, f"something begins operator {NAMESPACE}.{name} already")
 
 
 def _into(table: dict[str, Callable[..., Any]], name: str, taken: str) -> Callable[[_F], _F]:
