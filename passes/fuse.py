@@ -12,7 +12,8 @@ after::     %v_1 : f32[8, 4] grad rep(dp), %w_1 : f32[4, 8] grad rep(dp) =
 
 Parameters are put into buckets in the order of their first use, so that in the backward pass a
 bucket is complete when its part of the graph is done, and what it sends can be under way during
-the rest. A bucket is closed when it is large enough for latency to matter little; a parameter of
+the rest. A bucket is closed when it is large enough for latency to matter little, the first ones
+earlier (`autopar.passes.bucket_size`); a parameter of
 which copying into a bucket takes longer than a latency travels alone, from where it lies. Where
 mixed precision casts a parameter on its way, the bucket casts it, and sums its gradient in the
 dtype that is asked for.
@@ -20,6 +21,7 @@ dtype that is asked for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,6 +157,7 @@ def _readers(graph: Graph) -> Mapping[str, Node | None]:
 def _fill(chains: list[_Chain], mesh: Mesh, device: Device) -> list[_Bucket]:
     """Buckets, closed when each collective is large enough; large parameters stay alone."""
     found: list[_Bucket] = []
+    closed: Counter[tuple[Any, ...]] = Counter()
     filling: dict[tuple[Any, ...], tuple[_Bucket, dict[tuple[str, tuple[str, ...]], int]]] = {}
     for chain in chains:
         runs = chain.runs(mesh)
@@ -168,6 +171,9 @@ def _fill(chains: list[_Chain], mesh: Mesh, device: Device) -> list[_Bucket]:
             found.append(bucket)
         bucket.members.append(chain)
         total = {run: total[run] + runs[run] for run in runs}
-        if any(total[run] < size.full for run, size in sizes.items()):
+        before = closed[chain.key]
+        if any(total[run] < size.enough(before) for run, size in sizes.items()):
             filling[chain.key] = bucket, total
+        else:
+            closed[chain.key] += 1
     return found

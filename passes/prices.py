@@ -77,7 +77,7 @@ class DevicePrices:
 
     def last_bucket(self) -> float:
         """Bytes of gradients that are on their way when the backward pass is over."""
-        return bucket_size(self.device, self.mesh, "all_reduce", self.mesh.names).full
+        return bucket_size(self.device, self.mesh, "all_reduce", self.mesh.names).enough(0)
 
     def steps(
         self, src: Layout, dst: Layout, value: Value, grad: bool, fetched: bool
