@@ -15,7 +15,7 @@ from autopar import agreement
 from autopar.compiler import Request, Traced, lower_plan, make_plan
 from autopar.ir.errors import MemoryLimitError, PlanError
 from autopar.ir.fused import FUSED
-from autopar.ir.graph import Graph, Node
+from autopar.ir.graph import Graph, Node, Value
 from autopar.ir.layout import Layout
 from autopar.ir.steps import STEPS
 from autopar.plan_reports import with_reports
@@ -47,6 +47,21 @@ class Compiled:
     def sources(self) -> tuple[Node, ...]:
         """The graph's source nodes, in the order in which `run` takes their tensors."""
         return tuple(node for node in self.graph.nodes if node.is_source)
+
+    @cached_property
+    def bucketed(self) -> frozenset[str]:
+        """The parameters, by the names of their nodes, that nothing but a bucket reads.
+
+        It takes them as they are, and brings their gradients to them.
+        """
+        kept = {v.name for v in self.graph.outputs if isinstance(v, Value)}
+        kept |= {v.name for _, v in self.graph.updates}
+        return frozenset(
+            node.name
+            for node in self.graph.sources("param")
+            if node.name not in kept
+            and all(reader.op == FUSED for reader, _ in self.graph.consumers[node.name])
+        )
 
 
 def agree_on_plan(

@@ -208,9 +208,15 @@ class ParallelModule(Face):
                 self._context.random = state
 
     def _sources(self, compiled: Compiled, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
-        """The local tensor of every source node, in the order of the graph."""
+        """The local tensor of every source node, in the order of the graph.
+
+        A bucket takes parameters as they are.
+        """
+        as_they_are = frozenset() if is_compiling() else compiled.bucketed
         for node in compiled.sources:
-            if node.op == "param":
+            if node.op == "param" and node.name in as_they_are:
+                yield self._state_tensor(node.target)
+            elif node.op == "param":
                 yield self.local_parameter(node.target)
             elif node.op == "buffer":
                 yield self._state_tensor(node.target)

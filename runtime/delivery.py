@@ -2,9 +2,8 @@
 
 The backward of a bucket may start its collective and return nothing, so that the rest of the
 backward pass runs beside it. When the pass ends (a final callback of autograd's engine) all
-buckets are waited for, and a second, short pass hands each gradient to its parameter: from a node
-whose inputs are those of the buckets, so that autograd itself adds it to `.grad`, with the
-parameter's dtype, strides and, for a `DTensor`, placements.
+buckets are waited for, each gradient is added to the `.grad` of its parameter, and a second, empty
+pass calls what hooks that.
 
 That is only done where nothing can tell the difference (`receivers`). Where a gradient is
 returned (`torch.autograd.grad`), differentiated again or seen by a hook, the bucket waits for its
@@ -27,7 +26,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.runtime.flat import Landings
-from autopar.runtime.local_parameter import way_to_leaf
+from autopar.runtime.local_parameter import collect, way_to_leaf
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,15 @@ class Leg:
 
 
 class Journey:
-    """Tensors that pass through collectives one after the other; the first has been started."""
+    """Tensors that pass through collectives one after the other; the first has been started.
+
+    sent:
+        whether there was a collective: what arrives is in memory of its own then
+    """
 
     def __init__(self, xs: Sequence[Tensor], legs: Sequence[Leg]) -> None:
         here = list(xs)
+        self.sent = False
         self._landing: Landings = lambda: here
         self._legs = list(legs)
         self._shrinks = False
@@ -63,14 +67,22 @@ class Journey:
             leg = self._legs.pop(0)
             self._landing = leg.start(self._landing())
             if leg.sent:
+                self.sent = True
                 self._shrinks = leg.shrinks
                 return True
         return False
 
-    def land(self) -> None:
-        """Wait for the last collective where that sets memory free: what was sent goes."""
-        if self._shrinks and not self._legs:
-            here, self._shrinks = self._landing(), False
+    @property
+    def moves(self) -> bool:
+        """Whether it has something to do before the end (`move`)."""
+        return self._shrinks or any(leg.sent for leg in self._legs)
+
+    def move(self) -> None:
+        """Start the next collective; wait for the last one where that sets memory free."""
+        if any(leg.sent for leg in self._legs):
+            self.advance()
+        if self._shrinks and not any(leg.sent for leg in self._legs):
+            here, self._shrinks = self.finish(), False
             self._landing = lambda: here
 
     def finish(self) -> list[Tensor]:
@@ -84,20 +96,17 @@ class Journey:
 class Receiver:
     """Where the gradient of one input of a bucket goes.
 
-    x:
-        the input: a parameter, or the local tensor of one
     leaf:
-        the parameter
+        the parameter, which is the input or that of which it is the local tensor
     wanted:
         whether this backward pass collects its gradient
     """
 
-    x: Tensor
     leaf: Tensor
     wanted: bool
 
 
-def receivers(node: Any, inputs: Sequence[Tensor]) -> list[Receiver | None] | None:
+def receivers(node: Any) -> list[Receiver | None] | None:
     """Where the gradients of a node's inputs go, None for an input without gradient.
 
     None altogether where they have to be there when the node's backward returns: an input does not
@@ -107,7 +116,7 @@ def receivers(node: Any, inputs: Sequence[Tensor]) -> list[Receiver | None] | No
     if torch.is_grad_enabled():
         return None
     found: list[Receiver | None] = []
-    for x, (edge, _) in zip(inputs, node.next_functions, strict=True):
+    for edge, _ in node.next_functions:
         if edge is None:
             found.append(None)
             continue
@@ -118,7 +127,7 @@ def receivers(node: Any, inputs: Sequence[Tensor]) -> list[Receiver | None] | No
             wanted = all(map(torch._C._will_engine_execute_node, way))
         except RuntimeError:  # the pass captures this leaf's gradient
             return None
-        found.append(Receiver(x, leaf, wanted))
+        found.append(Receiver(leaf, wanted))
     return found
 
 
@@ -127,6 +136,7 @@ class Delivery:
 
     def __init__(self) -> None:
         self._journeys: list[tuple[Journey, Sequence[Receiver], KeepTerms | None]] = []
+        self._moving: list[Journey] = []
 
     @staticmethod
     def of_this_pass() -> Delivery:
@@ -145,56 +155,55 @@ class Delivery:
         On every rank in the same order, whatever has arrived where. Those on their last one that
         are whole on the way are waited for: FSDP is there so that only those of one bucket are.
         """
-        for earlier, _, _ in self._journeys:
-            earlier.advance()
-            earlier.land()
+        for earlier in self._moving:
+            earlier.move()
+        self._moving = [journey for journey in self._moving if journey.moves]
 
     def add(self, journey: Journey, to: Sequence[Receiver], keep: KeepTerms | None = None) -> None:
         """Take in gradients for these receivers; `keep`: they arrive as terms, and stay so."""
         self._journeys.append((journey, to, keep))
+        if journey.moves:
+            self._moving.append(journey)
 
     def complete(self) -> None:
         """Wait for everything and hand it out."""
-        under_way = [journey for journey, _, _ in self._journeys]
+        under_way, self._moving = self._moving, []
         while under_way:
             under_way = [journey for journey in under_way if journey.advance()]
-        grads: list[Tensor] = []
-        inputs: list[Tensor] = []
-        for journey, to, keep in self._journeys:
-            if keep is not None:
-                keep(to, journey.finish())
-                continue
-            grads += journey.finish()
-            inputs += [receiver.x for receiver in to]
-        self._journeys.clear()
-        if not inputs:
-            return
-        with torch.enable_grad():
-            token = _HandOut.apply(grads, *inputs)
-        del inputs
-        torch.autograd.backward(token)
+        leaves: list[Tensor] = []
+        with torch.no_grad():
+            while self._journeys:
+                journey, to, keep = self._journeys.pop(0)
+                if keep is not None:
+                    keep(to, journey.finish())
+                    continue
+                for receiver, grad in zip(to, journey.finish(), strict=True):
+                    # What went nowhere may be in other hands, too.
+                    collect(receiver.leaf, grad if journey.sent else grad.clone())
+                    leaves.append(receiver.leaf)
+        if leaves:
+            with torch.enable_grad():
+                token = _Delivered.apply(*leaves)
+            torch.autograd.backward(token)
 
 
 _deliveries: WeakValueDictionary[int, Delivery] = WeakValueDictionary()
 
 
-class _HandOut(torch.autograd.Function):
-    """A node whose backward gives its inputs the gradients of a list, and empties the list.
+class _Delivered(torch.autograd.Function):
+    """A node whose backward gives its inputs nothing: they have their gradients.
 
-    Nobody else holds them then, so that autograd takes each as it is instead of copying it.
+    Hooks of the nodes that add to `.grad` are so called when there is something to see.
     """
 
     @staticmethod
-    def forward(ctx: Any, grads: list[Tensor], *inputs: Tensor) -> Tensor:
-        ctx.grads = grads
-        # Real, whatever the parameters are: a backward pass starts from real numbers.
-        return inputs[0].new_zeros((), dtype=torch.float32)
+    def forward(ctx: Any, *leaves: Tensor) -> Tensor:
+        # A plain real number, whatever the parameters are: a backward pass starts from those.
+        return torch.zeros((), device=leaves[0].device)
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        taken = (None, *ctx.grads)
-        ctx.grads.clear()
-        return taken
+    def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:
+        return (None,) * len(ctx.needs_input_grad)
 
 
 # --- terms ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ from autopar.runtime.delivery import (
 )
 from autopar.runtime.flat import Cut, Landings
 from autopar.runtime.groups import Group, RankContext, current
+from autopar.runtime.local_parameter import gradient_of
 from autopar.runtime.operators import operator
 from autopar.runtime.owned import is_ours
 
@@ -81,7 +83,7 @@ class Cast:
     source: torch.dtype
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bucket:
     """The steps of a fused call [stage][value], and where it runs."""
 
@@ -89,7 +91,34 @@ class Bucket:
     stages: tuple[tuple[Step, ...], ...]
     cast: Cast | None = None
 
-    @property
+    @staticmethod
+    def of(
+        context: RankContext, steps: tuple[tuple[Any, ...], ...], reduced: Any, source: torch.dtype
+    ) -> Bucket:
+        """The one of a fused call on values of a dtype; its steps are made once."""
+        key = steps, reduced, source
+        known: Bucket | None = context.buckets.get(key)
+        if known is not None:
+            return known
+        stages: list[tuple[Step, ...]] = []
+        cast = None
+        for op, axes, arguments in steps:
+            if op == CAST_STEP:
+                dtype = arguments[0][0]
+                cast = Cast(len(stages), dtype, reduced or dtype, source)
+                continue
+            group = context.group(axes)
+            stages.append(tuple(_STEPS[op](group, *given) for given in arguments))
+        made = context.buckets[key] = Bucket(context, tuple(stages), cast)
+        return made
+
+    def only(self, members: Sequence[int]) -> Bucket:
+        """The one of some of its values."""
+        return Bucket(
+            self.context, tuple(tuple(s[m] for m in members) for s in self.stages), self.cast
+        )
+
+    @cached_property
     def summing(self) -> tuple[int, ...]:
         """The stages whose duals sum gradients over ranks at the end of their way.
 
@@ -100,17 +129,42 @@ class Bucket:
         )
         return tuple(k for k, steps in lead if isinstance(steps[0], ToReplicate))
 
-    @property
+    @cached_property
     def sums(self) -> tuple[Group, ...]:
         """The groups over which gradients are summed at the end of their way."""
         return tuple(self.stages[k][0].group for k in self.summing)
 
+    @cached_property
+    def _legs(self) -> tuple[Leg, ...]:
+        legs = [() if _does_nothing(steps[0]) else (_leg(steps),) for steps in self.stages]
+        if self.cast is not None:
+            legs.insert(self.cast.after, (_casting(self.cast.dtype),))
+        return tuple(itertools.chain.from_iterable(legs))
+
+    @cached_property
+    def _known_back(self) -> dict[Any, tuple[list[Leg], list[Leg]]]:
+        return {}
+
+    def _legs_back(self, members: tuple[int, ...], ours: bool) -> tuple[list[Leg], list[Leg]]:
+        """The way of some members' gradients: before they are summed over ranks, and from then."""
+        known = self._known_back.get((members, ours))
+        if known is not None:
+            return known
+
+        def dual(stage: int) -> Leg:
+            return _leg([self.stages[stage][m].dual for m in members], ours)
+
+        back = range(len(self.stages) - 1, -1, -1)
+        first = [dual(k) for k in back if k not in self.summing]
+        if self.cast is not None:
+            first.insert(0, _casting(self.cast.reduced))
+        made = first, [dual(k) for k in back if k in self.summing]
+        self._known_back[members, ours] = made
+        return made
+
     def journey(self, xs: Sequence[Tensor]) -> Journey:
         """The tensors on their way through all steps; nothing of gradients."""
-        legs = [_leg(steps) for steps in self.stages]
-        if self.cast is not None:
-            legs.insert(self.cast.after, _casting(self.cast.dtype))
-        return Journey([x.detach() for x in xs], legs)
+        return Journey([x.detach() for x in xs], self._legs)
 
     def journey_back(
         self,
@@ -130,21 +184,20 @@ class Bucket:
         ours:
             whether the gradients may be written to
         """
-
-        def dual(stage: int) -> Leg:
-            return _leg([self.stages[stage][m].dual for m in members], ours)
-
-        summing = self.summing
-        back = [dual(k) for k in reversed(range(len(self.stages))) if k not in summing]
-        if self.cast is not None:
-            back.insert(0, _casting(self.cast.reduced))
+        first, last = self._legs_back(tuple(members), ours)
+        back = list(first)
         if terms is not None:
             back.append(Leg(lambda grads: _with_terms(grads, terms), sent=False))
         if sums:
-            back += [dual(k) for k in reversed(summing)]
+            back += last
         if self.cast is not None:
             back.append(_casting(self.cast.source))
         return Journey(grads, back)
+
+
+def _does_nothing(step: Step) -> bool:
+    """Whether tensors are the same behind a step, and only gradients are not."""
+    return step.group.size == 1 or isinstance(step, (ToReplicate, ToInvariant))
 
 
 def _leg(steps: Sequence[Step], ours: bool = False) -> Leg:
@@ -191,10 +244,17 @@ def _with_terms(grads: list[Tensor], terms: Sequence[Tensor | None]) -> Landings
 
 @dataclass(frozen=True)
 class Begun:
-    """A bucket on its way, whose first collective has been started."""
+    """A bucket on its way, whose first collective has been started.
+
+    xs:
+        what it was given: local tensors, or parameters of which it takes the local tensors
+    pieces:
+        the local tensors
+    """
 
     bucket: Bucket
     xs: tuple[Tensor, ...]
+    pieces: tuple[Tensor, ...]
     journey: Journey
 
 
@@ -221,35 +281,26 @@ def begin(
     reduced: torch.dtype | None = None,
 ) -> Begun:
     """Start a bucket; what is called before `finish` may run beside its first collective."""
-    context = current()
-    stages: list[tuple[Step, ...]] = []
-    cast = None
-    for op, axes, arguments in steps:
-        if op == CAST_STEP:
-            dtype = arguments[0][0]
-            cast = Cast(len(stages), dtype, reduced or dtype, xs[0].dtype)
-            continue
-        group = context.group(axes)
-        stages.append(tuple(_STEPS[op](group, *given) for given in arguments))
-    bucket = Bucket(context, tuple(stages), cast)
-    return Begun(bucket, xs, bucket.journey(xs))
+    bucket = Bucket.of(current(), steps, reduced, xs[0].dtype)
+    pieces = tuple(x._local_tensor if isinstance(x, DTensor) else x for x in xs)
+    return Begun(bucket, xs, pieces, bucket.journey(pieces))
 
 
 @_disable_dynamo
 def finish(begun: Begun) -> tuple[Tensor, ...]:
     """The results of a bucket that was started."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in begun.xs):
-        return _Fused.apply(begun.bucket, begun.journey, *begun.xs)
+        return _Fused.apply(begun, *begun.xs)
     return tuple(begun.journey.finish())
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, bucket: Bucket, journey: Journey, *xs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, begun: Begun, *xs: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.bucket = bucket
+        ctx.bucket = begun.bucket
         ctx.inputs = xs
-        made = tuple(journey.finish())
+        made = tuple(begun.journey.finish())
         ctx.shapes = [y.shape for y in made]
         return made
 
@@ -257,20 +308,27 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         ours = is_ours(grads)
         bucket: Bucket = ctx.bucket
-        needs = ctx.needs_input_grad[2:]
+        needs = ctx.needs_input_grad[1:]
         needed = [g if need else None for g, need in zip(grads, needs, strict=True)]
+        found: dict[int, Tensor | None] = {}
         if torch.is_grad_enabled():
-            return (None, None, *(_single_back(bucket, k, g) for k, g in enumerate(needed)))
-        # What torch.compile takes down must return its gradients.
-        to = None if is_compiling() else receivers(ctx, ctx.inputs)
-        if to is not None:
-            _send(bucket, needed, to, ctx.shapes, ours)
-            return (None,) * (2 + len(grads))
-        members = [k for k, g in enumerate(needed) if g is not None]
-        present = [g for g in needed if g is not None]
-        arrived = bucket.journey_back(present, members, ours=ours).finish() if present else []
-        found = dict(zip(members, arrived, strict=True))
-        return (None, None, *(found.get(k) for k in range(len(grads))))
+            found = {k: _single_back(bucket, k, g) for k, g in enumerate(needed)}
+        else:
+            # What torch.compile takes down must return its gradients.
+            to = None if is_compiling() else receivers(ctx)
+            if to is not None:
+                _send(bucket, needed, to, ctx.shapes, ours)
+                return (None,) * (1 + len(grads))
+            members = [k for k, g in enumerate(needed) if g is not None]
+            present = [g for g in needed if g is not None]
+            if present:
+                arrived = bucket.journey_back(present, members, ours=ours).finish()
+                found.update(zip(members, arrived, strict=True))
+        for k, x in enumerate(ctx.inputs):
+            grad = found.get(k)
+            if grad is not None and isinstance(x, DTensor):
+                found[k] = gradient_of(x, grad)
+        return (None, *(found.get(k) for k in range(len(grads))))
 
 
 def _single_back(bucket: Bucket, member: int, grad: Tensor | None) -> Tensor | None:

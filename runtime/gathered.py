@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -123,13 +123,12 @@ def finish_again(begun: Begun, members: tuple[int, ...], first: bool) -> tuple[T
     first:
         whether there was no such bucket before it in this graph
     """
-    stages = tuple(tuple(steps[k] for k in members) for steps in begun.bucket.stages)
-    bucket, xs = replace(begun.bucket, stages=stages), [begun.xs[k] for k in members]
+    bucket, xs = begun.bucket.only(members), [begun.pieces[k] for k in members]
     made = finish(begun)
     last = None if first else _LAST.get(bucket.context)
     gathered = Gathered(lambda: bucket.journey(xs).finish, xs, last() if last else None)
     _LAST[bucket.context] = weakref.ref(gathered)
-    _remember(gathered, [made[k] for k in members], begun.xs)
+    _remember(gathered, [made[k] for k in members], begun.pieces)
     return made
 
 

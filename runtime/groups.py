@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -341,6 +341,8 @@ class RankContext:
         self.device_mesh = device_mesh
         self._transport = transport
         self._groups: dict[tuple[str, ...], Group] = {}
+        #: What `autopar.runtime.fused` made for the buckets of this rank, by what they do.
+        self.buckets: dict[Any, Any] = {}
         self.random = RandomState()
         self.accumulating = False
 

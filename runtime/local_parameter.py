@@ -56,6 +56,30 @@ def is_accumulated(node: Any, leaf: Tensor) -> bool:
         return False
 
 
+def gradient_of(leaf: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of a parameter from that of its local tensor: laid out as the parameter is."""
+    if not isinstance(leaf, DTensor):
+        return grad if grad.stride() == leaf.stride() else torch.empty_like(leaf).copy_(grad)
+    spec = leaf._spec
+    if torch.is_grad_enabled():  # differentiated again
+        return DTensor.from_local(
+            grad, spec.mesh, spec.placements, shape=spec.shape, stride=spec.stride
+        )
+    return DTensor(grad.contiguous(), spec, requires_grad=False)
+
+
+def collect(leaf: Tensor, grad: Tensor) -> None:
+    """Add to a leaf's `.grad` a gradient of its local tensor, which nobody else holds.
+
+    As autograd does where no hook sees it, and without a node of its own for every parameter.
+    """
+    made = gradient_of(leaf, grad)
+    if leaf.grad is None:
+        leaf.grad = made
+    else:
+        leaf.grad.add_(made)
+
+
 class _Local(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: DTensor) -> Tensor:
@@ -70,18 +94,12 @@ class _Local(torch.autograd.Function):
         if grads[0] is None:
             return None
         parameter: DTensor = ctx.parameter
-        spec = parameter._spec
         if torch.is_grad_enabled():  # differentiated again
-            return DTensor.from_local(
-                grads[0], spec.mesh, spec.placements, shape=spec.shape, stride=spec.stride
-            )
+            return gradient_of(parameter, grads[0])
         # Autograd copies a gradient that others hold before it makes it a `.grad`, which may be
         # written to. It cannot know of what is inside a DTensor.
         shared = held_by_others(grads)
-        grad = grads[0]
-        if shared or not grad.is_contiguous():
-            grad = grad.clone(memory_format=torch.contiguous_format)
-        made = DTensor(grad, spec, requires_grad=False)
+        made = gradient_of(parameter, grads[0].clone() if shared else grads[0])
         if parameter.grad is None and is_accumulated(ctx.next_functions[0][0], parameter):
             parameter.grad = made  # which autograd would do in several times as long
             return None

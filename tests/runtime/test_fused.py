@@ -6,11 +6,14 @@ every rank of a mesh with the same pieces and the same gradients coming in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from autopar.ir.fused import FUSED
 from autopar.ir.graph import Graph
@@ -121,14 +124,20 @@ def both(text: str) -> tuple[Graph, Graph]:
     return graph, fused
 
 
-def check(text: str, ask: Callable[[Run, list[Tensor]], Found]) -> None:
-    """Whatever `ask` finds on the single steps it must find on the bucket, on every rank."""
+def check(
+    text: str, ask: Callable[[Run, list[Tensor]], Found], device_mesh: DeviceMesh | None = None
+) -> None:
+    """Whatever `ask` finds on the single steps it must find on the bucket, on every rank.
+
+    device_mesh:
+        what the bucket's parameters, as DTensors, are on; without it they are plain
+    """
     graph, fused = both(text)
     mesh = graph.mesh
     assert mesh is not None
 
     def on_rank(rank: int) -> None:
-        got, want = (_asked(each, mesh, ask) for each in (fused, graph))
+        got, want = _asked(fused, mesh, ask, device_mesh), _asked(graph, mesh, ask)
         assert len(got) == len(want)
         for k, (g, w) in enumerate(zip(got, want, strict=True)):
             if w is None:
@@ -141,7 +150,12 @@ def check(text: str, ask: Callable[[Run, list[Tensor]], Found]) -> None:
     run_lockstep(mesh, on_rank)
 
 
-def _asked(graph: Graph, mesh: Mesh, ask: Callable[[Run, list[Tensor]], Found]) -> Found:
+def _asked(
+    graph: Graph,
+    mesh: Mesh,
+    ask: Callable[[Run, list[Tensor]], Found],
+    device_mesh: DeviceMesh | None = None,
+) -> Found:
     here = mesh.coordinates(current().rank)
     module = emit(graph, coordinates=here)
     leaves = []
@@ -149,8 +163,17 @@ def _asked(graph: Graph, mesh: Mesh, ask: Callable[[Run, list[Tensor]], Found]) 
         (value,) = node.results
         assert value.layout is not None
         whole = torch.randn(value.shape, dtype=value.dtype, generator=_generator(k))
-        leaves.append(piece(whole, value.layout, mesh, here).clone().requires_grad_())
-    return ask(lambda: module(*leaves)[0], leaves)
+        mine = piece(whole, value.layout, mesh, here).clone()
+        if device_mesh is not None:
+            mine = DTensor.from_local(mine, device_mesh, [Replicate()] * 2, run_check=False)
+        leaves.append(mine.requires_grad_())
+    return [
+        each if each is None else local(each) for each in ask(lambda: module(*leaves)[0], leaves)
+    ]
+
+
+def local(x: Tensor) -> Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -168,6 +191,7 @@ def weights(results: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
 
 def loss_of(results: Sequence[Tensor], seed: int = 0) -> Tensor:
     """Not linear, so that the second derivative is not zero."""
+    results = [local(y) for y in results]
     pairs = zip(results, weights(results, seed), strict=True)
     return sum(((y * y * w).sum() for y, w in pairs), torch.zeros((), dtype=torch.float64))
 
@@ -266,9 +290,9 @@ def seen_by_hooks(run: Run, leaves: list[Tensor]) -> Found:
     for leaf in leaves:
         leaf._backward_hooks = None
     node = leaves[-1].expand_as(leaves[-1]).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    node.register_hook(lambda inputs, outputs: calls.append(outputs))
+    node.register_hook(lambda inputs, outputs: calls.append(local(leaves[-1].grad).clone()))  # type: ignore[arg-type]
     loss_of(run(), 5).backward()
-    assert calls
+    assert torch.equal(calls[-1], local(leaves[-1].grad))  # type: ignore[arg-type]
     return [*found, *grads(leaves)]
 
 
@@ -300,6 +324,22 @@ ASKS = (
 @pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.__name__)
 def test_a_bucket_is_its_steps(name: str, ask: Callable[[Run, list[Tensor]], Found]) -> None:
     check(GRAPHS[name], ask)
+
+
+@pytest.fixture(scope="module")
+def device_mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield DeviceMesh("cpu", [[0]], mesh_dim_names=("a", "b"))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.__name__)
+def test_a_bucket_of_parameters_as_they_are(
+    name: str, ask: Callable[[Run, list[Tensor]], Found], device_mesh: DeviceMesh
+) -> None:
+    """It takes the local tensors of DTensors, whose gradients are DTensors again."""
+    check(GRAPHS[name], ask, device_mesh)
 
 
 def test_members_that_are_not_leaves() -> None:
