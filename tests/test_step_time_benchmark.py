@@ -42,9 +42,9 @@ def test_a_ratio_above_its_limit_fails(
 @pytest.mark.slow
 def test_ways_take_turns_and_a_process_that_fails_ends_the_others(benchmark: ModuleType) -> None:
     ways = ("autopar tensor", "tensor by hand")
-    measured = benchmark.measure("tiny", benchmark.Set("two ranks", 2, ways, ()), 2, 200)
-    assert {way: len(each) for way, each in measured.times.items()} == dict.fromkeys(ways, 2)
+    measured = benchmark.measure("tiny", benchmark.Set("two ranks", 2, ways, ()), 2, 2, 200)
+    assert {way: len(each) for way, each in measured.times.items()} == dict.fromkeys(ways, 4)
     with pytest.raises(RuntimeError, match="KeyError: 'no such way'"):
-        benchmark.measure("tiny", benchmark.Set("one rank", 1, ("no such way",), ()), 1, 50)
+        benchmark.measure("tiny", benchmark.Set("one rank", 1, ("no such way",), ()), 1, 1, 50)
     with pytest.raises(RuntimeError, match="the time is up"):
-        benchmark.measure("tiny", benchmark.Set("one rank", 1, ("eager",), ()), 10**9, 0.5)
+        benchmark.measure("tiny", benchmark.Set("one rank", 1, ("eager",), ()), 10**9, 1, 0.5)
