@@ -86,7 +86,7 @@ def compare_traced(traced: Traced, plan: Plan) -> Comparison:
     baselines = baseline_assignments(unhinted, rules, mesh, prices, outputs, built=free.built)
     priced = {PLAN: (plan.seconds, plan.hidden, plan.assignment)}
     others = dict(baselines.found)
-    if plan.mode != "auto" or traced.placed.fixes:
+    if plan.mode != "auto" or traced.placed.fixes or plan.device.precision:
         others[FREE] = free
     priced |= {
         name: (found.solution.cost, found.hiding.hidden, found.assignment)

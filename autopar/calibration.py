@@ -98,7 +98,7 @@ class Calibration:
             ),
             f"special functions: {d.special_rate / 1e9:.3g} G/s; of computing and memory time "
             f"{d.unhidden:.0%} of the shorter shows; overlap: {d.overlap:.0%}, "
-            f"skew: {d.skew * 1e6:.0f} us",
+            f"skew: {d.skew * 1e6:.0f} us; measured to {d.precision:.1%}",
             *map(str, self.fits),
         ]
         if self.links_from:
@@ -169,6 +169,7 @@ def measure_device(*, sizes: Sequence[int] = SIZES) -> Calibration:
             overlap=overlap_share(watch, context.group(mesh.names)),
             skew=arrival_skew(watch, context.group(mesh.names)),
         )
+    device = replace(device, precision=watch.precision)
     return Calibration(device, tuple(fits), "" if fits else known.name)
 
 

@@ -33,6 +33,7 @@ from autopar.memory_report import parse_size
 from autopar.mixed import MixedPrecision, region
 from autopar.passes import pipeline
 from autopar.passes.assignment import Assignment
+from autopar.passes.baselines import simplest_as_good
 from autopar.passes.choices import rules_of
 from autopar.passes.collector import no_collection
 from autopar.passes.communication import format_bytes
@@ -258,7 +259,7 @@ def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | N
     def decide(
         pinned: Mapping[str, Layout] | None, limit: MemoryLimit | None, policies: Policies
     ) -> Searched:
-        return pipeline.decide(
+        found = pipeline.decide(
             traced.placed,
             request.mesh,
             request.device,
@@ -269,6 +270,10 @@ def make_plan(traced: Traced, request: Request, pinned: Mapping[str, Layout] | N
             share_blocks=request.share_blocks,
             policies=policies,
         )
+        if mode != "auto" or traced.placed.fixes or pinned or limit is not None:
+            return found
+        mesh, precision = request.mesh.without_trivial_axes(), request.device.precision
+        return simplest_as_good(traced.graph, traced.rules, mesh, precision, found)
 
     if request.memory_policy == AUTO:
         if request.limit is not None:

@@ -82,6 +82,12 @@ class Stopwatch:
 
     def __init__(self, everyone: Group, device: torch.device) -> None:
         self.everyone, self.device = everyone, device
+        self._deviations: list[float] = []
+
+    @property
+    def precision(self) -> float:
+        """By what share one measurement differs from the others of the same thing, typically."""
+        return min(statistics.median(self._deviations), 1.0) if self._deviations else 0.0
 
     def seconds(self, run: Callable[[], object], repeats: int = _REPEATS) -> float:
         """How long one call takes: the median of some measurements, each until the last rank is
@@ -93,7 +99,10 @@ class Stopwatch:
             for _ in range(count):
                 run()
 
-        return statistics.median(self.once(many) for _ in range(repeats)) / count
+        times = [self.once(many) for _ in range(repeats)]
+        middle = statistics.median(times)
+        self._deviations.append(statistics.median(abs(t - middle) for t in times) / middle)
+        return middle / count
 
     def once(self, run: Callable[[], object]) -> float:
         """How long the slowest rank takes for one call that all begin together."""

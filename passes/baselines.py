@@ -86,6 +86,42 @@ def baseline_assignments(
     return result
 
 
+def simplest_as_good(
+    graph: Graph, rules: Mapping[str, Rule], mesh: Mesh, precision: float, searched: Searched
+) -> Searched:
+    """The plan that the search found without hints, or a baseline that cannot be told from it.
+
+    precision:
+        by what share of a step's time a plan may be slower and still count as good: no more than
+        what the device was measured with (`Device.precision`). Nothing is changed where it is 0
+
+    Of the baselines within it the first of `schemes` is taken, data parallel before all others.
+    Its bound is that of the search.
+    """
+    best = searched.solution
+    if not precision or not mesh.axes:
+        return searched
+    for scheme in schemes(mesh):
+        try:
+            found = _solve(_Restriction(graph, rules, mesh, scheme), searched.built)
+        except (PlanError, InfeasibleError):
+            continue
+        solution = found.solution
+        if solution.cost > (1 + precision) * best.cost:
+            continue
+        if solution.cost <= best.cost:
+            return searched
+        gain = 1 - best.cost / solution.cost
+        note = (
+            f"this is {scheme}: the search found a plan that is {gain:.2%} faster, which is less "
+            f"than the device was measured to ({precision:.1%})"
+        )
+        solution = replace(solution, bound=best.bound, status="feasible")
+        notes = (*searched.notes, note)
+        return replace(found, solution=solution, blocks=searched.blocks, notes=notes)
+    return searched
+
+
 def _solve(restriction: _Restriction, built: Built) -> Searched:
     smaller = restrict(built, restriction.kept(built))
     found = solve_overlapping(smaller.problem, smaller.parts)

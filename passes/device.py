@@ -140,6 +140,10 @@ class Device:
         do not come to it together, and it waits for the last of them
     backend:
         one of `BACKENDS`
+    precision:
+        by what share a measurement differs when it is taken again. Plans whose predicted times
+        are closer than that are not told apart: of them the simplest is taken. 0 where constants
+        are taken as they are
     """
 
     name: str
@@ -155,6 +159,7 @@ class Device:
     overlap: float = 0.0
     skew: float = 0.0
     backend: str = "nccl"
+    precision: float = 0.0
 
     def __post_init__(self) -> None:
         known = [link.name for link in self.links]
@@ -182,7 +187,8 @@ class Device:
         for what, seconds in (("launch", self.launch), ("skew", self.skew)):
             if not 0 <= seconds < math.inf:
                 raise PlanError(f"device {self.name!r}: {what} must be 0 s or more, got {seconds}")
-        for what, share in (("unhidden", self.unhidden), ("overlap", self.overlap)):
+        for what in ("unhidden", "overlap", "precision"):
+            share = getattr(self, what)
             if not 0 <= share <= 1:
                 raise PlanError(f"device {self.name!r}: {what} must be from 0 to 1, got {share!r}")
         if self.devices_per_host < 1:

@@ -60,6 +60,7 @@ def device_to_json(device: Device) -> dict[str, Any]:
         "unhidden": device.unhidden,
         "overlap": device.overlap,
         "skew": device.skew,
+        "precision": device.precision,
         "backend": device.backend,
         "devices_per_host": device.devices_per_host,
         "links": {
@@ -104,6 +105,8 @@ def device_from_json(data: Any) -> Device:
         overlap=read.number(read("overlap"), "overlap"),
         skew=read.number(read("skew"), "skew"),
         backend=read("backend", str),
+        # Files that were written before there was one are read, too.
+        precision=read.number(data.get("precision", 0.0), "precision"),
     )
 
 

@@ -39,7 +39,7 @@ def check_calibration(rank: int, world: int) -> None:
     assert device.memory_bandwidth > 1e7 and 0 < device.launch < 1
     assert len(device.memory_curve) > 3 and all(pace > 1e6 for _, pace in device.memory_curve)
     assert device.special_rate > 1e6 and 0 <= device.unhidden <= 1 and 0 <= device.overlap <= 1
-    assert 0 <= device.skew < 10
+    assert 0 <= device.skew < 10 and 0 < device.precision < 1
     assert {name for name, _ in device.flop_rates} >= {"float32", "bfloat16"}
     assert all(rate > 1e6 for _, rate in device.flop_rates)
     for link in device.links:

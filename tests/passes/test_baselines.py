@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from autopar.passes import pipeline
 from autopar.passes.assignment import Assignment
 from autopar.passes.baselines import Baselines, baseline_assignments
 from autopar.passes.communication import collectives_of
+from autopar.passes.device_presets import preset
 from autopar.passes.overlap import hidden_by
 from autopar.passes.prices import DevicePrices
 from autopar.passes.schemes import schemes
@@ -247,6 +250,49 @@ def test_the_comparison_lists_the_plan_first_and_splits_its_time() -> None:
     assert table.best_baseline is not None and table.best_baseline.name in str(table)
     with pytest.raises(KeyError, match="no row 'nothing'"):
         table.row("nothing")
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_a_gain_that_cannot_be_measured_is_left_alone(name: str) -> None:
+    torch.set_num_threads(1)
+    model, call = build(name)
+
+    def planned(precision: float, **options: Any) -> autopar.Plan:
+        device = replace(preset("h100"), precision=precision)
+        return autopar.plan(model, (), call, mesh=MESHES[1], device=device, **options)
+
+    best = planned(0.0)
+    baselines = compare(model, (), call, plan=best)
+    in_order = [str(s) for s in schemes(best.assignment.mesh) if str(s) not in baselines.skipped]
+    for precision in (1e-9, 0.02, 0.3, 1.0):
+        plan = planned(precision)
+        enough = (1 + precision) * best.seconds
+        name = next((n for n in in_order if baselines.row(n).seconds <= enough), "")
+        as_good = baselines.row(name).seconds <= best.seconds if name else True
+        notes = [note for note in plan.notes if "measured to" in note]
+        assert plan.bound == best.bound
+        if as_good:
+            assert (plan.seconds, plan.assignment, notes) == (best.seconds, best.assignment, [])
+            continue
+        assert plan.seconds == baselines.row(name).seconds <= enough
+        assert len(notes) == 1 and notes[0].startswith(f"this is {name}: ")
+        assert f"{1 - best.seconds / plan.seconds:.2%} faster" in notes[0]
+        shown = compare(model, (), call, plan=plan)
+        assert shown.row("search without hints").seconds == best.seconds
+
+
+def test_hints_and_limits_are_kept_whatever_the_precision() -> None:
+    torch.set_num_threads(1)
+    model, call = build("mlp")
+    device = replace(preset("h100"), precision=1.0)
+    hints = {"fc1": ((1, 1), (2, 1))}
+    hinted = autopar.plan(model, (), call, mesh={"dp": 2}, device=device, hints=hints, mode="auto")
+    row = next(row for row in hinted.rows if row.module == "fc1")
+    assert "(2, 1)" in str(row.strategy)
+    free = autopar.plan(model, (), call, mesh={"dp": 2}, device=device)
+    peak = free.memory().peak
+    limited = autopar.plan(model, (), call, mesh={"dp": 2}, device=device, memory=int(0.9 * peak))
+    assert limited.memory().peak <= 0.9 * peak
 
 
 def test_a_hinted_plan_stands_beside_the_search_without_hints() -> None:

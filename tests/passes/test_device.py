@@ -239,6 +239,8 @@ MEASURES = {kind: [[2, 1e-5, 1e9]] for kind in COLLECTIVES}
         ({"unhidden": 1.5}, "unhidden must be from 0 to 1"),
         ({"overlap": -0.1}, "overlap must be from 0 to 1"),
         ({"skew": -1e-3}, "skew must be 0 s or more"),
+        ({"precision": 2}, "precision must be from 0 to 1"),
+        ({"precision": "good"}, "'precision' must be a number"),
         ({"backend": "mpi"}, "backend must be one of .* got 'mpi'"),
         ({"devices_per_host": 0}, "devices_per_host must be at least 1"),
         ({"devices_per_host": 2.5}, "'devices_per_host' has the wrong type"),
