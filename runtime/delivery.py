@@ -49,13 +49,12 @@ class Leg:
 class Journey:
     """Tensors that pass through collectives one after the other; the first has been started.
 
-    sent:
-        whether there was a collective: what arrives is in memory of its own then
+    What arrives is in memory of its own: a collective makes it, and where none is needed a slice
+    of what came in, which is a copy.
     """
 
     def __init__(self, xs: Sequence[Tensor], legs: Sequence[Leg]) -> None:
         here = list(xs)
-        self.sent = False
         self._landing: Landings = lambda: here
         self._legs = list(legs)
         self._shrinks = False
@@ -67,7 +66,6 @@ class Journey:
             leg = self._legs.pop(0)
             self._landing = leg.start(self._landing())
             if leg.sent:
-                self.sent = True
                 self._shrinks = leg.shrinks
                 return True
         return False
@@ -178,8 +176,7 @@ class Delivery:
                     keep(to, journey.finish())
                     continue
                 for receiver, grad in zip(to, journey.finish(), strict=True):
-                    # What went nowhere may be in other hands, too.
-                    collect(receiver.leaf, grad if journey.sent else grad.clone())
+                    collect(receiver.leaf, grad)
                     leaves.append(receiver.leaf)
         if leaves:
             with torch.enable_grad():

@@ -53,6 +53,9 @@ from autopar.runtime.local_parameter import gradient_of
 from autopar.runtime.operators import operator
 from autopar.runtime.owned import is_ours
 
+#: How many buckets a rank remembers, more than all graphs have that are in use.
+MAX_BUCKETS = 4096
+
 #: The steps of `autopar.ir.fused.FUSABLE`.
 _STEPS: dict[str, Callable[..., Step]] = {
     "autopar.all_gather": AllGather,
@@ -109,6 +112,8 @@ class Bucket:
                 continue
             group = context.group(axes)
             stages.append(tuple(_STEPS[op](group, *given) for given in arguments))
+        if len(context.buckets) >= MAX_BUCKETS:
+            context.buckets.clear()
         made = context.buckets[key] = Bucket(context, tuple(stages), cast)
         return made
 

@@ -342,6 +342,33 @@ def test_a_bucket_of_parameters_as_they_are(
     check(GRAPHS[name], ask, device_mesh)
 
 
+@pytest.mark.parametrize("hooked", [False, True])
+def test_gradients_that_went_nowhere_share_no_memory(hooked: bool, device_mesh: DeviceMesh) -> None:
+    """The way back from a gathered copy cuts what came in, which others hold, too."""
+    text = COPIES.replace("[2, 6@a]", "[4@a, 6]").replace("[2, 6]", "[4, 6]")
+    _, fused = both(text.replace('("a",), 1, "I"', '("a",), 0, "I"'))
+    mesh = fused.mesh
+    assert mesh is not None
+
+    def on_rank(rank: int) -> None:
+        module = emit(fused)
+        p, q = (
+            DTensor.from_local(torch.ones(2, 6).double(), device_mesh, [Replicate()] * 2)
+            .detach()
+            .requires_grad_()
+            for _ in range(2)
+        )
+        if hooked:
+            p.register_hook(lambda grad: None)
+        p_1, q_1 = module(p, q)[0]
+        (p_1 + q_1).backward(torch.ones(4, 6).double())
+        assert isinstance(p.grad, DTensor) and isinstance(q.grad, DTensor)
+        p.grad._local_tensor.zero_()
+        assert torch.equal(q.grad._local_tensor, torch.ones(2, 6).double())
+
+    run_lockstep(mesh, on_rank)
+
+
 def test_members_that_are_not_leaves() -> None:
     """A parameter that is computed (a parametrisation) gets its gradient through the graph."""
     _, fused = both(SUMS)
