@@ -15,7 +15,7 @@ from autopar import agreement
 from autopar.compiler import Request, Traced, lower_plan, make_plan
 from autopar.ir.errors import MemoryLimitError, PlanError
 from autopar.ir.fused import FUSED
-from autopar.ir.graph import Graph, Node, Value
+from autopar.ir.graph import Graph, Node
 from autopar.ir.layout import Layout
 from autopar.ir.steps import STEPS
 from autopar.plan_reports import with_reports
@@ -54,12 +54,10 @@ class Compiled:
 
         It takes them as they are, and brings their gradients to them.
         """
-        kept = {v.name for v in self.graph.outputs if isinstance(v, Value)}
-        kept |= {v.name for _, v in self.graph.updates}
         return frozenset(
             node.name
             for node in self.graph.sources("param")
-            if node.name not in kept
+            if node.name not in self.graph.leaving
             and all(reader.op == FUSED for reader, _ in self.graph.consumers[node.name])
         )
 

@@ -132,6 +132,7 @@ def measure(size: str, what: Set, rounds: int, launches: int, limit_s: float) ->
 
 
 def _launch(size: str, what: Set, rounds: int, limit_s: float) -> Measured:
+    """The same from one group."""
     with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

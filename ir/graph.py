@@ -149,6 +149,12 @@ class Graph:
                 found[operand.name].append((node, i))
         return {name: tuple(uses) for name, uses in found.items()}
 
+    @cached_property
+    def leaving(self) -> frozenset[str]:
+        """The names of the values that are returned, or that a buffer holds after the call."""
+        returned = {v.name for v in self.outputs if isinstance(v, Value)}
+        return frozenset(returned | {v.name for _, v in self.updates})
+
     @property
     def calls(self) -> Iterator[Node]:
         return (n for n in self.nodes if not n.is_source)

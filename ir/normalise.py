@@ -99,8 +99,7 @@ def drop_dead(graph: Graph) -> Graph:
 
 def needed_values(graph: Graph) -> set[str]:
     """The names of the values that outputs, updates and kept draws are made from."""
-    needed = {v.name for v in graph.outputs if isinstance(v, Value)}
-    needed |= {v.name for _, v in graph.updates}
+    needed = set(graph.leaving)
     needed |= {n.name for n in graph.sources("buffer") if n.target in dict(graph.updates)}
     needed |= {n.name for n in graph.nodes if DRAWS in n.attrs}
     for node in reversed(graph.nodes):

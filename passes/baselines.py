@@ -78,11 +78,11 @@ def baseline_assignments(
     if built is None:
         built = search(Placed(graph), rules, mesh, prices, mode="auto", outputs=outputs).built
     result = Baselines()
-    for scheme in schemes(mesh) if mesh.axes else ():
-        try:
-            result.found[str(scheme)] = _solve(_Restriction(graph, rules, mesh, scheme), built)
-        except (PlanError, InfeasibleError) as error:
-            result.skipped[str(scheme)] = str(error)
+    for scheme, found in _solved(graph, rules, mesh, built):
+        if isinstance(found, Searched):
+            result.found[str(scheme)] = found
+        else:
+            result.skipped[str(scheme)] = found
     return result
 
 
@@ -99,16 +99,12 @@ def simplest_as_good(
     Its bound is that of the search.
     """
     best = searched.solution
-    if not precision or not mesh.axes:
+    if not precision:
         return searched
-    for scheme in schemes(mesh):
-        try:
-            found = _solve(_Restriction(graph, rules, mesh, scheme), searched.built)
-        except (PlanError, InfeasibleError):
+    for scheme, found in _solved(graph, rules, mesh, searched.built):
+        if isinstance(found, str) or found.solution.cost > (1 + precision) * best.cost:
             continue
         solution = found.solution
-        if solution.cost > (1 + precision) * best.cost:
-            continue
         if solution.cost <= best.cost:
             return searched
         gain = 1 - best.cost / solution.cost
@@ -120,6 +116,17 @@ def simplest_as_good(
         notes = (*searched.notes, note)
         return replace(found, solution=solution, blocks=searched.blocks, notes=notes)
     return searched
+
+
+def _solved(
+    graph: Graph, rules: Mapping[str, Rule], mesh: Mesh, built: Built
+) -> Iterator[tuple[Scheme, Searched | str]]:
+    """The cheapest assignment of each scheme, solved as it is asked for, or why there is none."""
+    for scheme in schemes(mesh) if mesh.axes else ():
+        try:
+            yield scheme, _solve(_Restriction(graph, rules, mesh, scheme), built)
+        except (PlanError, InfeasibleError) as error:
+            yield scheme, str(error)
 
 
 def _solve(restriction: _Restriction, built: Built) -> Searched:

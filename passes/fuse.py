@@ -146,10 +146,8 @@ def _collectives(step: Node, mesh: Mesh) -> list[Collective]:
 
 def _readers(graph: Graph) -> Mapping[str, Node | None]:
     """The only reader of each value; None where it has none, has several or leaves the graph."""
-    kept = {v.name for v in graph.outputs if isinstance(v, Value)}
-    kept |= {v.name for _, v in graph.updates}
     return {
-        name: uses[0][0] if len(uses) == 1 and name not in kept else None
+        name: uses[0][0] if len(uses) == 1 and name not in graph.leaving else None
         for name, uses in graph.consumers.items()
     }
 

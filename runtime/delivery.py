@@ -71,15 +71,20 @@ class Journey:
         return False
 
     @property
+    def _goes_on(self) -> bool:
+        """Whether another collective follows the one under way."""
+        return any(leg.sent for leg in self._legs)
+
+    @property
     def moves(self) -> bool:
         """Whether it has something to do before the end (`move`)."""
-        return self._shrinks or any(leg.sent for leg in self._legs)
+        return self._shrinks or self._goes_on
 
     def move(self) -> None:
         """Start the next collective; wait for the last one where that sets memory free."""
-        if any(leg.sent for leg in self._legs):
+        if self._goes_on:
             self.advance()
-        if self._shrinks and not any(leg.sent for leg in self._legs):
+        if self._shrinks and not self._goes_on:
             here, self._shrinks = self.finish(), False
             self._landing = lambda: here
 

@@ -106,9 +106,8 @@ class _Emitter:
         read_by: dict[str, set[str]] = {
             name: {node.name for node, _ in uses} for name, uses in graph.consumers.items()
         }
-        for value in (*graph.outputs, *(v for _, v in graph.updates)):
-            if isinstance(value, Value):
-                read_by[value.name].add("")
+        for name in graph.leaving:
+            read_by[name].add("")
         self._read_by = read_by
 
     def begin(self, target: fx.Graph, made: dict[str, fx.Node]) -> None:

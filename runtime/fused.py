@@ -14,8 +14,8 @@ While `RankContext.accumulating` is set, sums over ranks are put off: gradients 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -93,10 +93,15 @@ class Bucket:
     context: RankContext
     stages: tuple[tuple[Step, ...], ...]
     cast: Cast | None = None
+    #: The ways back that were asked for, by members and whether gradients may be written to.
+    _back: dict[Any, tuple[list[Leg], list[Leg]]] = field(default_factory=dict, init=False)
 
     @staticmethod
     def of(
-        context: RankContext, steps: tuple[tuple[Any, ...], ...], reduced: Any, source: torch.dtype
+        context: RankContext,
+        steps: tuple[tuple[Any, ...], ...],
+        reduced: torch.dtype | None,
+        source: torch.dtype,
     ) -> Bucket:
         """The one of a fused call on values of a dtype; its steps are made once."""
         key = steps, reduced, source
@@ -140,31 +145,26 @@ class Bucket:
         return tuple(self.stages[k][0].group for k in self.summing)
 
     @cached_property
-    def _legs(self) -> tuple[Leg, ...]:
-        legs = [() if _does_nothing(steps[0]) else (_leg(steps),) for steps in self.stages]
-        if self.cast is not None:
-            legs.insert(self.cast.after, (_casting(self.cast.dtype),))
-        return tuple(itertools.chain.from_iterable(legs))
-
-    @cached_property
-    def _known_back(self) -> dict[Any, tuple[list[Leg], list[Leg]]]:
-        return {}
+    def _legs(self) -> list[Leg]:
+        if self.cast is None:
+            return _legs_of(self.stages)
+        before, behind = self.stages[: self.cast.after], self.stages[self.cast.after :]
+        return [*_legs_of(before), _casting(self.cast.dtype), *_legs_of(behind)]
 
     def _legs_back(self, members: tuple[int, ...], ours: bool) -> tuple[list[Leg], list[Leg]]:
         """The way of some members' gradients: before they are summed over ranks, and from then."""
-        known = self._known_back.get((members, ours))
+        known = self._back.get((members, ours))
         if known is not None:
             return known
 
-        def dual(stage: int) -> Leg:
-            return _leg([self.stages[stage][m].dual for m in members], ours)
+        def duals(stages: Iterable[int]) -> list[Leg]:
+            return _legs_of(([self.stages[k][m].dual for m in members] for k in stages), ours)
 
         back = range(len(self.stages) - 1, -1, -1)
-        first = [dual(k) for k in back if k not in self.summing]
+        first = duals(k for k in back if k not in self.summing)
         if self.cast is not None:
             first.insert(0, _casting(self.cast.reduced))
-        made = first, [dual(k) for k in back if k in self.summing]
-        self._known_back[members, ours] = made
+        made = self._back[members, ours] = first, duals(k for k in back if k in self.summing)
         return made
 
     def journey(self, xs: Sequence[Tensor]) -> Journey:
@@ -200,9 +200,13 @@ class Bucket:
         return Journey(grads, back)
 
 
-def _does_nothing(step: Step) -> bool:
-    """Whether tensors are the same behind a step, and only gradients are not."""
-    return step.group.size == 1 or isinstance(step, (ToReplicate, ToInvariant))
+def _legs_of(stages: Iterable[Sequence[Step]], ours: bool = False) -> list[Leg]:
+    """What some stages do; behind some steps tensors are the same, and only gradients are not."""
+    return [
+        _leg(steps, ours)
+        for steps in stages
+        if steps[0].group.size > 1 and not isinstance(steps[0], (ToReplicate, ToInvariant))
+    ]
 
 
 def _leg(steps: Sequence[Step], ours: bool = False) -> Leg:
@@ -213,8 +217,6 @@ def _leg(steps: Sequence[Step], ours: bool = False) -> Leg:
     """
     first = steps[0]
     group = first.group
-    if group.size == 1:
-        return Leg(lambda xs: lambda: xs, sent=False)
     if isinstance(first, AllReduce):
         return Leg(lambda xs: flat.start_all_reduce(group, xs, ours))
     if isinstance(first, AllGather):

@@ -99,7 +99,8 @@ class _Local(torch.autograd.Function):
         # Autograd copies a gradient that others hold before it makes it a `.grad`, which may be
         # written to. It cannot know of what is inside a DTensor.
         shared = held_by_others(grads)
-        made = gradient_of(parameter, grads[0].clone() if shared else grads[0])
+        grad = grads[0].clone(memory_format=torch.contiguous_format) if shared else grads[0]
+        made = gradient_of(parameter, grad)
         if parameter.grad is None and is_accumulated(ctx.next_functions[0][0], parameter):
             parameter.grad = made  # which autograd would do in several times as long
             return None

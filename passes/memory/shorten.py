@@ -98,9 +98,7 @@ def _closed(graph: Graph, copies: Sequence[tuple[str, ...]]) -> bool:
         for name in copy
         for value in graph.producers[name][0].results
     }
-    leaving = [v for v in graph.outputs if isinstance(v, Value)]
-    leaving += [value for _, value in graph.updates]
-    if any(value.name in made for value in leaving):
+    if not graph.leaving.isdisjoint(made):
         return False
     for node in graph.nodes:
         for value in node.operands:
