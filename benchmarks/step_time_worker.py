@@ -37,6 +37,8 @@ from torch import Tensor, nn
 
 #: Seconds after which a rank gives up waiting for another.
 WAIT_S = 60
+#: Rounds before those that count: memory of all ways has to find its place.
+WARM_UP = 2
 #: Largest difference between the first losses of two ways.
 CLOSE = 1e-3
 
@@ -203,7 +205,9 @@ def main() -> None:
     task = Task.of(SIZES[name], rank, world, calibrated(ways, world))
     steps = {way: WAYS[way](task) for way in ways}
     same_losses(steps, world)
-    times = take_turns(steps, rounds, dist.barrier if world > 1 else lambda: None)
+    pause = dist.barrier if world > 1 else lambda: None
+    take_turns(steps, WARM_UP, pause)
+    times = take_turns(steps, rounds, pause)
     if rank == 0:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         output.write_text(json.dumps({"times": times, "peak": peak}))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,41 @@ def test_ratios_are_of_the_same_round(benchmark: ModuleType) -> None:
     assert benchmark.ratio(times, "ours", "theirs") == 0.75
 
 
+def test_where_a_median_lies(benchmark: ModuleType) -> None:
+    ratios = [k / 100 for k in range(100)]
+    times = {"ours": ratios[::-1], "theirs": [1.0] * 100}
+    assert benchmark.interval(times, "ours", "theirs") == (0.40, 0.59)
+    few = {"ours": [1.0, 2.0], "theirs": [1.0, 1.0]}
+    assert benchmark.interval(few, "ours", "theirs") == (1.0, 2.0)
+
+
+def test_open_ratios_are_measured_again(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[tuple[str, ...]] = []
+
+    def launch(ratio: float) -> Callable[..., Any]:
+        def run(size: str, what: Any, rounds: int, limit_s: float) -> Any:
+            built.append(what.ways)
+            spread = (0.9, 1.0, 1.1) * 3
+            times = {"ours": [ratio * s for s in spread], "theirs": [1.0] * 9}
+            return benchmark.Measured(times, len(built))
+
+        return run
+
+    held = (benchmark.Held("ours", ("theirs",), 1.0),)
+    what = benchmark.Set("one rank", 1, ("ours", "theirs"), held)
+    monkeypatch.setattr(benchmark, "_launch", launch(0.5))
+    clear = benchmark.measure("small", what, 9, (2, 6), 1)
+    assert len(clear.times["ours"]) == 18 and clear.peak == 2
+    assert built == [("ours", "theirs"), ("theirs", "ours")]
+    built.clear()
+    monkeypatch.setattr(benchmark, "_launch", launch(1.0))
+    assert benchmark.measure("small", what, 9, (2, 6), 1).peak == 6, "as many as there may be"
+    built.clear()
+    assert benchmark.measure("tiny", what, 9, (2, 6), 1).peak == 2, "no limit is for this size"
+
+
 def test_a_ratio_above_its_limit_fails(
     benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,9 +79,9 @@ def test_a_ratio_above_its_limit_fails(
 @pytest.mark.slow
 def test_ways_take_turns_and_a_process_that_fails_ends_the_others(benchmark: ModuleType) -> None:
     ways = ("autopar tensor", "tensor by hand")
-    measured = benchmark.measure("tiny", benchmark.Set("two ranks", 2, ways, ()), 2, 2, 200)
+    measured = benchmark.measure("tiny", benchmark.Set("two ranks", 2, ways, ()), 2, (2, 2), 200)
     assert {way: len(each) for way, each in measured.times.items()} == dict.fromkeys(ways, 4)
     with pytest.raises(RuntimeError, match="KeyError: 'no such way'"):
-        benchmark.measure("tiny", benchmark.Set("one rank", 1, ("no such way",), ()), 1, 1, 50)
+        benchmark.measure("tiny", benchmark.Set("one rank", 1, ("no such way",), ()), 1, (1, 1), 50)
     with pytest.raises(RuntimeError, match="the time is up"):
-        benchmark.measure("tiny", benchmark.Set("one rank", 1, ("eager",), ()), 10**9, 1, 0.5)
+        benchmark.measure("tiny", benchmark.Set("one rank", 1, ("eager",), ()), 10**9, (1, 1), 0.5)
