@@ -62,10 +62,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Held:
-    """What one of autopar's ways is held to: its time over that of each of some others."""
+    """What one of autopar's ways is held to: its time over that of another."""
 
     ours: str
-    others: tuple[str, ...]
+    other: str
     limit: float
     sizes: tuple[str, ...] = ("small", "large")
 
@@ -82,9 +82,9 @@ class Set:
 
 def _two(ours: str, other: str, limit: float, world: int = 2, tiny: float | None = None) -> Set:
     """One of autopar's ways and another; `tiny`: the limit for the tiny model, if there is one."""
-    held = [Held(ours, (other,), limit)]
+    held = [Held(ours, other, limit)]
     if tiny is not None:
-        held.append(Held(ours, (other,), tiny, ("tiny",)))
+        held.append(Held(ours, other, tiny, ("tiny",)))
     ranks = "one rank" if world == 1 else "two ranks"
     return Set(f"{ours} and {other}, {ranks}", world, (ours, other), tuple(held))
 
@@ -106,7 +106,11 @@ SETS = (
 
 def ratio(times: Times, ours: str, other: str) -> float:
     """The median over the rounds of one step's time over another's."""
-    return statistics.median(a / b for a, b in zip(times[ours], times[other], strict=True))
+    return statistics.median(_ratios(times, ours, other))
+
+
+def _ratios(times: Times, ours: str, other: str) -> list[float]:
+    return [a / b for a, b in zip(times[ours], times[other], strict=True)]
 
 
 def interval(times: Times, ours: str, other: str) -> tuple[float, float]:
@@ -115,7 +119,7 @@ def interval(times: Times, ours: str, other: str) -> tuple[float, float]:
     Its ends are two of the ratios, by the normal approximation of how many of them are below the
     median.
     """
-    found = sorted(a / b for a, b in zip(times[ours], times[other], strict=True))
+    found = sorted(_ratios(times, ours, other))
     outside = max(0, math.floor((len(found) - 1.96 * math.sqrt(len(found))) / 2))
     return found[outside], found[len(found) - 1 - outside]
 
@@ -123,10 +127,9 @@ def interval(times: Times, ours: str, other: str) -> tuple[float, float]:
 def is_settled(size: str, what: Set, times: Times) -> bool:
     """Whether every ratio is on one side of what it is held to as far as can be told."""
     for held in what.held:
-        for other in held.others:
-            low, high = interval(times, held.ours, other)
-            if size in held.sizes and low <= held.limit <= high:
-                return False
+        low, high = interval(times, held.ours, held.other)
+        if size in held.sizes and low <= held.limit <= high:
+            return False
     return True
 
 
@@ -140,14 +143,13 @@ def report(size: str, what: Set, measured: Measured) -> bool:
         print(f"  {way:16} {middle:10.2f} ms  ({low:.2f} to {high:.2f})")
     good = True
     for held in what.held:
-        for other in held.others:
-            found = ratio(times, held.ours, other)
-            applies, holds = size in held.sizes, found <= held.limit
-            good = good and (holds or not applies)
-            low, high = interval(times, held.ours, other)
-            verdict = f"at most {held.limit:.2f}: {'holds' if holds else 'FAILS'}"
-            said = f"{found:6.3f}  ({low:.3f} to {high:.3f})  {verdict if applies else ''}"
-            print(f"  {f'{held.ours} / {other}':34} {said}")
+        found = ratio(times, held.ours, held.other)
+        low, high = interval(times, held.ours, held.other)
+        applies, holds = size in held.sizes, found <= held.limit
+        good = good and (holds or not applies)
+        verdict = f"at most {held.limit:.2f}: {'holds' if holds else 'FAILS'}"
+        said = f"{found:6.3f}  ({low:.3f} to {high:.3f})  {verdict if applies else ''}"
+        print(f"  {f'{held.ours} / {held.other}':34} {said}")
     sys.stdout.flush()
     return good
 
