@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from autopar.ir.trace import Program
 from autopar.ir.trace_export import model_device
 from autopar.materialise import build_shells, fill_shells, held, no_value
 from autopar.runtime.groups import RankContext
-from autopar.runtime.local_parameter import local_parameter
+from autopar.runtime.local_parameter import local_parameters
 from autopar.runtime.pieces import piece
 from autopar.skeleton import Skeleton
 
@@ -123,10 +123,9 @@ class Face(nn.Module):
         assert tensor is not None
         return tensor
 
-    def local_parameter(self, name: str) -> Tensor:
-        """This rank's piece of a parameter, which gradients flow through."""
-        parameter = self._state_tensor(name)
-        return local_parameter(parameter) if isinstance(parameter, DTensor) else parameter
+    def local_parameters(self, names: Sequence[str]) -> list[Tensor]:
+        """This rank's pieces of parameters, which gradients flow through."""
+        return local_parameters([self._state_tensor(name) for name in names])
 
     def _state_tensors(self) -> dict[str, Tensor]:
         return {name: self._state_tensor(name) for name in self._places}

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.runtime.flat import Landings
-from autopar.runtime.local_parameter import collect, way_to_leaf
+from autopar.runtime.local_parameter import collect, is_hooked, way_to_leaf
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,12 @@ def receivers(node: Any) -> list[Receiver | None] | None:
     if torch.is_grad_enabled():
         return None
     found: list[Receiver | None] = []
-    for edge, _ in node.next_functions:
+    for edge, output in node.next_functions:
         if edge is None:
             found.append(None)
             continue
-        way, leaf = way_to_leaf(edge)
-        if leaf is None or leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
+        way, leaf = way_to_leaf(edge, output)
+        if leaf is None or is_hooked(leaf):
             return None
         try:
             wanted = all(map(torch._C._will_engine_execute_node, way))

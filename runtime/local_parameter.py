@@ -1,11 +1,14 @@
-"""This rank's piece of a parameter, and the way of its gradient back.
+"""This rank's pieces of parameters, and the way of their gradients back.
 
 `DTensor.to_local` does the same for any DTensor in any graph, and takes several times as long: its
-backward works out the placements and strides of the gradient, which are the parameter's here.
+backward works out the placements and strides of the gradient, which are the parameter's here. And
+all parameters of a graph share one node of autograd, since a node of its own for each takes longer
+than many an operator of a small model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,31 +18,44 @@ from torch.distributed.tensor import DTensor
 from autopar.runtime.compiling import is_compiling
 from autopar.runtime.owned import held_by_others
 
-#: What takes the local tensor of a parameter: `local_parameter` and `DTensor.to_local`.
+#: What takes the local tensors of parameters: `local_parameters` and `DTensor.to_local`.
 _LOCAL = ("_LocalBackward", "_ToTorchTensorBackward")
 
 
-def local_parameter(parameter: DTensor) -> Tensor:
-    """The local tensor of a parameter, which gradients flow through.
+def local_parameters(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The local tensors of parameters, which gradients flow through; plain ones are their own.
 
-    Its gradient is a DTensor laid out as the parameter is.
+    The gradient of a `DTensor` is one laid out as it is. All become `.grad` when the last of them
+    exists. With a node each it would not be earlier: autograd comes last to what ran first.
     """
     if is_compiling():
-        return parameter.to_local()
-    if not parameter.requires_grad or not torch.is_grad_enabled():
-        return parameter._local_tensor
-    return _Local.apply(parameter)
+        return [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+    found = [p._local_tensor if isinstance(p, DTensor) else p for p in parameters]
+    if torch.is_grad_enabled():
+        trained = [
+            k for k, p in enumerate(parameters) if isinstance(p, DTensor) and p.requires_grad
+        ]
+        if trained:
+            pieces = _Local.apply(*(parameters[k] for k in trained))
+            for k, piece in zip(trained, pieces, strict=True):
+                found[k] = piece
+    return found
 
 
-def way_to_leaf(node: Any) -> tuple[list[Any], Tensor | None]:
-    """The nodes of autograd's graph from one on to a leaf, and the leaf.
+def way_to_leaf(node: Any, output: int) -> tuple[list[Any], Tensor | None]:
+    """The nodes of autograd's graph from an output of one on to a leaf, and the leaf.
 
     None where that is not the accumulation of a leaf's gradient, or of the local tensor of one.
     """
     way = [node]
     if type(node).__name__ in _LOCAL:
-        way.append(node.next_functions[0][0])
+        way.append(node.next_functions[output][0])
     return way, getattr(way[-1], "variable", None)
+
+
+def is_hooked(leaf: Tensor) -> bool:
+    """Whether a hook of a leaf waits for its gradient."""
+    return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
 
 
 def is_accumulated(node: Any, leaf: Tensor) -> bool:
@@ -48,7 +64,7 @@ def is_accumulated(node: Any, leaf: Tensor) -> bool:
     Nobody waits for it then: it has no hooks, and this backward pass does not return it. False
     where the pass leaves it out.
     """
-    if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
+    if is_hooked(leaf):
         return False
     try:
         return getattr(node, "variable", None) is leaf and torch._C._will_engine_execute_node(node)
@@ -82,26 +98,33 @@ def collect(leaf: Tensor, grad: Tensor) -> None:
 
 class _Local(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, parameter: DTensor) -> Tensor:
+    def forward(ctx: Any, *parameters: DTensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.parameter = parameter
-        local = parameter._local_tensor
-        # Another tensor, because autograd writes to it what made it.
-        return local.view_as(local)
+        ctx.parameters = parameters
+        pieces = [parameter._local_tensor for parameter in parameters]
+        # Other tensors, because autograd writes to them what made them.
+        return tuple(piece.view_as(piece) for piece in pieces)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
-        if grads[0] is None:
-            return None
-        parameter: DTensor = ctx.parameter
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        parameters: tuple[DTensor, ...] = ctx.parameters
         if torch.is_grad_enabled():  # differentiated again
-            return gradient_of(parameter, grads[0])
+            return tuple(
+                None if grad is None else gradient_of(parameter, grad)
+                for parameter, grad in zip(parameters, grads, strict=True)
+            )
         # Autograd copies a gradient that others hold before it makes it a `.grad`, which may be
         # written to. It cannot know of what is inside a DTensor.
         shared = held_by_others(grads)
-        grad = grads[0].clone(memory_format=torch.contiguous_format) if shared else grads[0]
-        made = gradient_of(parameter, grad)
-        if parameter.grad is None and is_accumulated(ctx.next_functions[0][0], parameter):
-            parameter.grad = made  # which autograd would do in several times as long
-            return None
-        return made
+        ends = ctx.next_functions
+        made: list[Tensor | None] = [None] * len(grads)
+        for k, (parameter, grad) in enumerate(zip(parameters, grads, strict=True)):
+            if grad is None:
+                continue
+            mine = grad.clone(memory_format=torch.contiguous_format) if shared[k] else grad
+            gradient = gradient_of(parameter, mine)
+            if parameter.grad is None and is_accumulated(ends[k][0], parameter):
+                parameter.grad = gradient  # which autograd would do in several times as long
+            else:
+                made[k] = gradient
+        return tuple(made)

@@ -31,23 +31,26 @@ def is_ours(grads: tuple[Tensor | None, ...]) -> bool:
     return _holders(grads) == _holders_of_ours(view)
 
 
-def held_by_others(grads: tuple[Tensor | None, ...]) -> bool:
-    """Whether somebody else holds, as a tensor, the one gradient that came to a backward."""
-    return any(
-        n > ours for n, ours in zip(_references(grads), _holders_of_ours(False)[0:2], strict=True)
-    )
+def held_by_others(grads: tuple[Tensor | None, ...]) -> list[bool]:
+    """Whether somebody else holds, as a tensor, each of the gradients that came to a backward."""
+    ours = _holders_of_ours(False)
+    return [
+        grads[k] is not None
+        and any(n > most for n, most in zip(_references(grads, k), ours, strict=False))
+        for k in range(len(grads))
+    ]
 
 
-def _references(grads: tuple[Tensor | None, ...]) -> tuple[int, int]:
-    """Those of Python and of PyTorch to a gradient."""
-    (grad,) = grads
+def _references(grads: tuple[Tensor | None, ...], k: int) -> tuple[int, int]:
+    """Those of Python and of PyTorch to one of some gradients."""
+    grad = grads[k]
     assert grad is not None
     return sys.getrefcount(grad), grad._use_count()  # type: ignore[attr-defined]
 
 
 def _holders(grads: tuple[Tensor | None, ...]) -> tuple[int, ...]:
     """References to a gradient, to its memory, and to what it is a view of."""
-    found = _references(grads)
+    found = _references(grads, 0)
     (grad,) = grads
     assert grad is not None
     memory = torch._C._storage_Use_Count(grad.untyped_storage()._cdata)  # type: ignore[attr-defined]

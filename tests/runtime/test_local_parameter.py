@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from autopar.runtime.local_parameter import local_parameter
+from autopar.runtime.local_parameter import local_parameters
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,11 @@ def make(mesh: DeviceMesh) -> Callable[[], nn.Parameter]:
 
 
 Make = Callable[[], nn.Parameter]
+
+
+def local_parameter(parameter: Tensor) -> Tensor:
+    (piece,) = local_parameters([parameter])
+    return piece
 
 
 def local_grad(parameter: nn.Parameter) -> Tensor:
@@ -51,10 +56,22 @@ def test_gradients_add_up_until_they_are_dropped(make: Make) -> None:
     assert torch.equal(local_grad(p), torch.full((3, 4), 6.0))
 
 
-def test_gradients_of_two_parameters_are_not_one_tensor(make: Make) -> None:
+def each(p: Tensor, q: Tensor) -> Tensor:
+    return local_parameter(p) + local_parameter(q)
+
+
+def together(p: Tensor, q: Tensor) -> Tensor:
+    x, y = local_parameters([p, q])
+    return x + y
+
+
+@pytest.mark.parametrize("sum_of", [each, together])
+def test_gradients_of_two_parameters_are_not_one_tensor(
+    make: Make, sum_of: Callable[[Tensor, Tensor], Tensor]
+) -> None:
     p, q = make(), make()
     seen = []
-    total = local_parameter(p) + local_parameter(q)
+    total = sum_of(p, q)
     total.register_hook(lambda grad: seen.append(grad))
     (total * 2).sum().backward()
     local_grad(p).zero_()
@@ -83,6 +100,22 @@ def test_a_gradient_that_nobody_else_holds_is_not_copied(
         (local_parameter(p) + local_parameter(make())).sum().backward()
 
 
+def test_many_parameters_share_a_node(make: Make) -> None:
+    plain, frozen = torch.ones(2, requires_grad=True), make().requires_grad_(False)
+    p, q, unread, added, hooked = (make() for _ in range(5))
+    added.grad = torch.ones_like(added)
+    hooked.register_hook(lambda grad: 2 * grad)
+    pieces = local_parameters([p, plain, added, q, hooked, frozen, unread])
+    assert pieces[1] is plain and pieces[5] is frozen._local_tensor
+    assert all(torch.equal(x, torch.ones_like(x)) for x in pieces)
+    assert len({pieces[k].grad_fn for k in (0, 2, 3, 4, 6)}) == 1
+    sum((k + 1) * x.sum() for k, x in enumerate(pieces[:-1])).backward()
+    for parameter, value in ((p, 1.0), (added, 4.0), (q, 4.0), (hooked, 10.0)):
+        assert torch.equal(local_grad(parameter), torch.full((3, 4), value))
+    assert unread.grad is None and frozen.grad is None
+    assert torch.equal(plain.grad, torch.full((2,), 2.0))
+
+
 def test_hooks_see_the_gradient(make: Make) -> None:
     for hooks in ("tensor", "accumulated", "node"):
         p, seen = make(), []
@@ -105,8 +138,10 @@ def test_gradients_that_are_returned_are_not_collected(make: Make) -> None:
     assert isinstance(grad, DTensor) and p.grad is None and q.grad is None
     (second,) = torch.autograd.grad(grad.to_local().sum(), q)
     torch.testing.assert_close(second.to_local(), torch.ones(3, 4).exp())
-    (local_parameter(p) * local_parameter(q)).sum().backward(inputs=[q])
-    assert p.grad is None and torch.equal(local_grad(q), torch.ones(3, 4))
+    for sum_of in (each, together):
+        q.grad = None
+        sum_of(p, q).sum().backward(inputs=[q])
+        assert p.grad is None and torch.equal(local_grad(q), torch.ones(3, 4))
 
 
 def test_without_gradient_it_is_the_local_tensor_itself(make: Make, mesh: DeviceMesh) -> None:
