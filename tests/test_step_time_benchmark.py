@@ -51,7 +51,7 @@ def test_open_ratios_are_measured_again(
 
         return run
 
-    held = (benchmark.Held("ours", "theirs", 1.0),)
+    held = (benchmark.Held("ours", "theirs", {"small": 1.0}),)
     what = benchmark.Set("one rank", 1, ("ours", "theirs"), held)
     monkeypatch.setattr(benchmark, "_launch", launch(0.5))
     clear = benchmark.measure("small", what, 9, (2, 6), 1)
@@ -67,10 +67,11 @@ def test_open_ratios_are_measured_again(
 def test_a_ratio_above_its_limit_fails(
     benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held = (benchmark.Held("ours", "theirs", 1.0), benchmark.Held("ours", "theirs", 0.4))
+    held = (benchmark.Held("ours", "theirs", {"small": 0.4, "large": 1.0}),)
     what = benchmark.Set("one rank", 1, ("ours", "theirs"), held)
     measured = benchmark.Measured({"ours": [1.0], "theirs": [2.0]}, 2**30)
     assert benchmark.report("tiny", what, measured), "no limit is for this size"
+    assert benchmark.report("large", what, measured)
     assert not benchmark.report("small", what, measured)
     text = capsys.readouterr().out
     assert "at most 1.00: holds" in text and "at most 0.40: FAILS" in text
