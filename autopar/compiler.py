@@ -137,7 +137,8 @@ class Request:
         limit = None
         if memory is not None:
             probe = partial(dry_operators, backend=priced_for.backend)
-            limit = MemoryLimit(parse_size(memory), optimizer, probe)
+            nbytes, apart = parse_size(memory), priced_for.separate_memory
+            limit = MemoryLimit(nbytes, optimizer, probe, separate_memory=apart)
         hinted = _pattern_hints(hints)
         return Request(
             mesh,

@@ -11,6 +11,7 @@ from autopar.ir.errors import PlanError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
 from autopar.passes.communication import format_bytes
+from autopar.passes.device import Device
 from autopar.passes.memory.contributors import Contributor, contributors
 from autopar.passes.memory.simulation import memory_timeline
 from autopar.passes.memory.timeline import Timeline
@@ -34,10 +35,13 @@ class MemoryReport:
         whose state is counted
     timeline:
         everything held, and when; all sizes in bytes
+    separate_memory:
+        whether the device's memory is apart from the host's
     """
 
     optimizer: str
     timeline: Timeline
+    separate_memory: bool = True
 
     @property
     def peak(self) -> int:
@@ -46,7 +50,7 @@ class MemoryReport:
 
     @property
     def host(self) -> int:
-        """The bytes that are kept in the host's memory, which are not among the peak's."""
+        """The bytes that are kept in the host's memory, among the peak's if it is the device's."""
         return sum(self.timeline.host.values()) + sum(self.timeline.host_state.values())
 
     @property
@@ -74,7 +78,8 @@ class MemoryReport:
         if self.host:
             state = sum(self.timeline.host_state.values())
             of_it = f", {format_bytes(state)} of it optimizer state" if state else ""
-            lines.append(f"in the host's memory: {format_bytes(self.host)}{of_it}")
+            where = "" if self.separate_memory else ", which is the device's"
+            lines.append(f"in the host's memory{where}: {format_bytes(self.host)}{of_it}")
         lines.append("largest at the peak:")
         lines += [f"  {contributor}" for contributor in self.contributors[:CONTRIBUTORS]]
         lines += [
@@ -84,21 +89,26 @@ class MemoryReport:
         return "\n".join(lines)
 
 
-def memory_report(graph: Graph, optimizer: str = "adam", backend: str = "nccl") -> MemoryReport:
+def memory_report(
+    graph: Graph, optimizer: str = "adam", device: Device | None = None
+) -> MemoryReport:
     """The report of a partitioned graph, or of a graph on one device.
 
     optimizer:
         "none", "sgd", "momentum", "adam" or "adamw"
-    backend:
-        whose collectives the ranks use (`autopar.passes.device.BACKENDS`)
+    device:
+        whose collectives the ranks use, and whether its memory is apart from the host's; default:
+        NCCL's, and it is
 
     Predicted are the tensors of the step as PyTorch allocates them. Not counted are the memory
     allocator's own overhead, the libraries' workspaces and the communication buffers.
 
     Raises PlanError for an unknown optimizer.
     """
+    backend, apart = ("nccl", True) if device is None else (device.backend, device.separate_memory)
     operators = dry_operators(graph.mesh or Mesh.of({}), backend)
-    return MemoryReport(optimizer, memory_timeline(graph, operators, optimizer=optimizer))
+    timeline = memory_timeline(graph, operators, optimizer=optimizer, separate_memory=apart)
+    return MemoryReport(optimizer, timeline, apart)
 
 
 def parse_size(size: int | str) -> int:

@@ -27,7 +27,7 @@ class PlanReports:
         """The memory of one training step on one rank."""
         plan = self.plan
         graph = pipeline.lower(self.traced.graph, plan.assignment, plan.device, plan.policies)
-        return memory_report(graph, optimizer, plan.device.backend)
+        return memory_report(graph, optimizer, plan.device)
 
 
 def with_reports(traced: Traced, plan: Plan) -> Plan:

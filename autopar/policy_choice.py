@@ -66,5 +66,13 @@ def chosen_policies(
         elif sharded.shards:
             starts.append(start)
     searches = mode in ("auto", "semi_auto")
-    chosen = choose_policies(graph, limit, starts, request.zero, costs, searches=searches)
+    chosen = choose_policies(
+        graph,
+        limit,
+        starts,
+        request.zero,
+        costs,
+        searches=searches,
+        offloads=device.separate_memory,
+    )
     return chosen, sharded if chosen.zero else None

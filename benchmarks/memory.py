@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 benchmarks/memory.py [--model mlp] [--full]
 
 Every rank trains one model by data parallelism, with Adam, under each policy and each level of
-ZeRO. Measured is the largest number of bytes of live tensors on any rank in the third step. On a
-CPU the host's memory is the device's: what `offload` copies there is counted as well. The last
-column is the largest difference of a gradient from the first row's, relative to the gradient.
+ZeRO. Measured is the largest number of bytes of live tensors on any rank in the third step. A CPU's
+memory is the host's: what `offload` copies there counts, in both. The last column is the largest
+difference of a gradient from the first row's, relative to the gradient.
 """
 
 from __future__ import annotations

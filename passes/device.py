@@ -144,6 +144,9 @@ class Device:
         by what share a measurement differs when it is taken again. Plans whose predicted times
         are closer than that are not told apart: of them the simplest is taken. 0 where constants
         are taken as they are
+    separate_memory:
+        whether its memory is apart from the host's. A CPU's is not: what is kept on the host
+        takes of the same
     """
 
     name: str
@@ -160,6 +163,7 @@ class Device:
     skew: float = 0.0
     backend: str = "nccl"
     precision: float = 0.0
+    separate_memory: bool = True
 
     def __post_init__(self) -> None:
         known = [link.name for link in self.links]

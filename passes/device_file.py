@@ -62,6 +62,7 @@ def device_to_json(device: Device) -> dict[str, Any]:
         "skew": device.skew,
         "precision": device.precision,
         "backend": device.backend,
+        "separate_memory": device.separate_memory,
         "devices_per_host": device.devices_per_host,
         "links": {
             link.name: {
@@ -86,6 +87,7 @@ def device_from_json(data: Any) -> Device:
     if isinstance(version, bool) or version != VERSION:
         raise PlanError(f"version {version!r}, this autopar reads version {VERSION}")
     read = _Reader(data)
+    backend = read("backend", str)
     return Device(
         name=read("name", str),
         flop_rates=tuple(
@@ -104,9 +106,12 @@ def device_from_json(data: Any) -> Device:
         unhidden=read.number(read("unhidden"), "unhidden"),
         overlap=read.number(read("overlap"), "overlap"),
         skew=read.number(read("skew"), "skew"),
-        backend=read("backend", str),
-        # Files that were written before there was one are read, too.
+        backend=backend,
+        # Files that were written before there were these are read, too.
         precision=read.number(data.get("precision", 0.0), "precision"),
+        separate_memory=read.flag(
+            data.get("separate_memory", backend != "gloo"), "separate_memory"
+        ),
     )
 
 
@@ -136,6 +141,11 @@ class _Reader:
     def of_type(self, value: Any, where: str, kind: type) -> Any:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise PlanError(f"the field {where!r} has the wrong type: got {value!r}"[:200])
+        return value
+
+    def flag(self, value: Any, where: str) -> bool:
+        if not isinstance(value, bool):
+            raise PlanError(f"the field {where!r} must be true or false, got {value!r}"[:200])
         return value
 
     def number(self, value: Any, where: str, *, unbounded: bool = False) -> float:

@@ -152,6 +152,7 @@ def _cpu() -> Device:
         special_rate=0.8e9,
         unhidden=1.0,
         backend="gloo",
+        separate_memory=False,
     )
 
 

@@ -27,7 +27,7 @@ from autopar.passes.policies import block_of
 from autopar.passes.prices import DevicePrices
 
 #: Bytes per second between a device and the host's pinned memory: PCIe 4.0 x16, as measured by
-#: `bandwidthTest` on an A100. On a CPU the host is the device.
+#: `bandwidthTest` on an A100. Where the device has no memory of its own it copies within it.
 HOST_BANDWIDTH = 25e9
 #: How often the bytes of a tensor pass through memory to be packed and unpacked: read, written
 #: as flags, and written again.
@@ -73,9 +73,9 @@ def policy_effects(
         return {}
     found: dict[Place, Effect] = defaultdict(Effect)
     assert lowered.mesh is not None
-    operators = resolve(lowered.mesh)
-    before = memory_timeline(plain, operators, optimizer="none")
-    after = memory_timeline(lowered, operators, optimizer="none")
+    operators, apart = resolve(lowered.mesh), prices.device.separate_memory
+    before = memory_timeline(plain, operators, optimizer="none", separate_memory=apart)
+    after = memory_timeline(lowered, operators, optimizer="none", separate_memory=apart)
     for held in _between(before):
         place = places.of(held)
         if place is not None:
@@ -88,7 +88,7 @@ def policy_effects(
         place = places.of_node.get(node.name)
         if place is not None:
             _charge(node, found[place], traced, rules, assignment, prices)
-    rate = prices.device.memory_bandwidth if prices.device.name == "cpu" else HOST_BANDWIDTH
+    rate = HOST_BANDWIDTH if apart else prices.device.memory_bandwidth
     for name, nbytes in after.host.items():
         effect = found[places.of_node[name]]
         effect.host += nbytes

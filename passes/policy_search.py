@@ -128,6 +128,7 @@ def choose_policies(
     costs: Costs,
     *,
     searches: bool = True,
+    offloads: bool = True,
 ) -> Chosen:
     """The cheapest plan and policy within a limit.
 
@@ -137,16 +138,28 @@ def choose_policies(
         the level of ZeRO that a search under the limit is made for
     searches:
         whether that search has much to choose from; else it is made only where nothing else fits
+    offloads:
+        whether it saves anything to keep things on the host
 
     Raises MemoryLimitError, with the smallest peak of all that was tried, where nothing fits.
     """
-    return _Choice(graph, limit, starts, zero, costs).run(searches)
+    return _Choice(graph, limit, starts, zero, costs, offloads).run(searches)
 
 
 class _Choice:
     def __init__(
-        self, graph: Graph, limit: MemoryLimit, starts: Sequence[Start], zero: int, costs: Costs
+        self,
+        graph: Graph,
+        limit: MemoryLimit,
+        starts: Sequence[Start],
+        zero: int,
+        costs: Costs,
+        offloads: bool,
     ) -> None:
+        self.whole, self.partly = (
+            [given for given in each if offloads or "offload" not in given]
+            for each in (WHOLE, PARTLY)
+        )
         self.limit, self.starts, self.zero, self.costs = limit, starts, zero, costs
         modules = (block_of(node.origin.module) for node in graph.calls)
         self.blocks = list(dict.fromkeys(block for block in modules if block))
@@ -156,7 +169,7 @@ class _Choice:
     def run(self, searches: bool) -> Chosen:
         failing = [given for start in self.starts for given in self._whole(start)]
         for start in self.starts:
-            for kind in PARTLY:
+            for kind in self.partly:
                 self._partly(start, kind)
         until = time.perf_counter() + _SEARCHES * self.limit.seconds
         bound = self.starts[0].searched.solution.bound
@@ -179,8 +192,8 @@ class _Choice:
             least = min(self.tried, key=lambda each: each.peak)
             raise MemoryLimitError(
                 f"memory limit {format_bytes(self.limit.nbytes)}: nothing fits under any policy "
-                f"that was tried ({', '.join(WHOLE)}); the smallest peak of the cheapest plan is "
-                f"{format_bytes(least.peak)}, with {least.name}. Of the last search: {error}"
+                f"that was tried ({', '.join(self.whole)}); the smallest peak of the cheapest plan "
+                f"is {format_bytes(least.peak)}, with {least.name}. Of the last search: {error}"
             )
         ranked = sorted(self.tried, key=lambda each: (each.seconds is None, _total(each)))
         return replace(self.best, tried=tuple(ranked), left_out=tuple(left_out))
@@ -194,7 +207,7 @@ class _Choice:
             name = _OWN + _stored(start.zero)
             if not self._offer(start.searched, None, own, start.zero, name):
                 yield None
-        for given in WHOLE:
+        for given in self.whole:
             for regather in (False, True) if start.regathers else (False,):
                 if given == "keep":
                     spelled = "regather" if regather else "keep"

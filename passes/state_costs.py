@@ -20,11 +20,13 @@ def state_effect(lowered: Graph, optimizer: str, device: Device) -> Effect:
     optimizer:
         a key of `timeline.OPTIMIZER_STATES`
 
-    On a CPU the host is the device, and nothing moves. Raises PlanError for an unknown optimizer.
+    Where the device has no memory of its own nothing moves, and nothing is saved. Raises PlanError
+    for an unknown optimizer.
     """
     parameters = [n for n in lowered.sources("param") if n.attrs.get(STATE) == OFFLOAD]
     values = [node.results[0] for node in parameters]
     held = sum(math.prod(local_shape(lowered, v)) * v.dtype.itemsize for v in values)
     nbytes = optimizer_states(optimizer) * held
-    seconds = 0.0 if device.name == "cpu" else 2 * nbytes / HOST_BANDWIDTH
-    return Effect(nbytes, nbytes, seconds)
+    if not device.separate_memory:
+        return Effect(0, nbytes, 0.0)
+    return Effect(nbytes, nbytes, 2 * nbytes / HOST_BANDWIDTH)

@@ -26,9 +26,10 @@ from autopar.runtime.gathered import Saved, saved_gather
 from autopar.runtime.groups import RankContext, current
 from autopar.runtime.packing import (
     Form,
+    HostCopy,
+    Like,
     OnHost,
     eight_bit,
-    is_dense,
     lossless,
 )
 from autopar.runtime.random import Snapshot, replayed, snapshot
@@ -90,26 +91,25 @@ def _former(policy: str, op: str, args: Sequence[Tensor]):  # type: ignore[no-un
     return lossless(op, plane) if policy == COMPRESS else eight_bit(op, plane)
 
 
-#: Storage -> its copies on the host, by what is seen of it; as long as it is alive.
-_COPIES: dict[int, dict[tuple[object, ...], weakref.ref[OnHost]]] = {}
+#: Storage -> its copies on the host, by version; as long as it is alive.
+_COPIES: dict[int, dict[int, weakref.ref[HostCopy]]] = {}
 
 
 def _on_host(x: Tensor) -> OnHost | None:
-    """A copy on the host; operators that save the same tensor share one."""
-    if not is_dense(x) or not x.numel():
+    """A tensor on the host; one copy serves all that operators save of a storage."""
+    if not x.numel() or x.is_conj() or x.is_neg():
         return None
     storage = x.untyped_storage()
     if storage._cdata not in _COPIES:
         _COPIES[storage._cdata] = {}
         weakref.finalize(storage, _COPIES.pop, storage._cdata, None).atexit = False
     copies = _COPIES[storage._cdata]
-    key = (tuple(x.shape), tuple(x.stride()), x.storage_offset(), x.dtype, x._version)
-    known = copies.get(key)
+    known = copies.get(x._version)
     found = known() if known is not None else None
     if found is None:
-        found = OnHost.of(x)
-        copies[key] = weakref.ref(found)
-    return found
+        found = HostCopy.of(x)
+        copies[x._version] = weakref.ref(found)
+    return OnHost(found, Like.of(x), int(x.storage_offset()))
 
 
 class Recomputed(Kept):

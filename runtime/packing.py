@@ -124,23 +124,40 @@ class Rounded:
 
 
 @dataclass(frozen=True)
-class OnHost:
-    """A copy in the host's memory, pinned where the device is another."""
+class HostCopy:
+    """A copy of a storage in the host's memory, pinned where the device is another."""
 
-    copy: Tensor
+    nbytes: Tensor
     device: torch.device
 
     @staticmethod
-    def of(x: Tensor) -> OnHost:
+    def of(x: Tensor) -> HostCopy:
+        """Of what a tensor lies in, whole: that is what it would keep on the device."""
+        storage = x.untyped_storage()
         pinned = x.device.type == "cuda"
-        copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, pin_memory=pinned)
-        copy.copy_(x, non_blocking=pinned)
-        return OnHost(copy, x.device)
+        copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
+        copy.copy_(torch.empty(0, dtype=torch.uint8, device=x.device).set_(storage), pinned)
+        return HostCopy(copy, x.device)
+
+    def back(self) -> torch.UntypedStorage:
+        """The storage on the device."""
+        if self.nbytes.device == self.device:
+            return self.nbytes.untyped_storage()
+        moved = self.nbytes.to(self.device, non_blocking=self.nbytes.is_pinned())
+        return moved.untyped_storage()
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """A tensor that is kept on the host; those that lie in one storage share its copy."""
+
+    copy: HostCopy
+    like: Like
+    offset: int
 
     def open(self) -> Tensor:
-        if self.copy.device == self.device:
-            return self.copy
-        return self.copy.to(self.device, non_blocking=self.copy.is_pinned())
+        made = torch.empty(0, dtype=self.like.dtype, device=self.copy.device)
+        return made.set_(self.copy.back(), self.offset, self.like.shape, self.like.stride)
 
 
 def lossless(op: str, plane: int) -> Callable[[Tensor], Form | None]:

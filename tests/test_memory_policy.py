@@ -37,6 +37,7 @@ from autopar.runtime.delivery import Journey
 from autopar.runtime.emit import emit
 from autopar.runtime.fused import Bucket
 from autopar.runtime.groups import current
+from autopar.runtime.keeping import _on_host
 from autopar.runtime.lockstep import run_lockstep
 from autopar.runtime.packing import Rounded
 from autopar.runtime.pieces import assemble, piece
@@ -94,9 +95,13 @@ class Case:
             Counter((c.kind, c.axes, c.nbytes) for c in planned),
         )
 
-    def predicted(self, policies: Policies) -> Timeline:
-        mesh = self.plan.assignment.mesh
-        return memory_timeline(self.graph(policies), dry_operators(mesh), optimizer="sgd")
+    def predicted(self, policies: Policies, separate_memory: bool = False) -> Timeline:
+        return memory_timeline(
+            self.graph(policies),
+            dry_operators(self.plan.assignment.mesh),
+            optimizer="sgd",
+            separate_memory=separate_memory,
+        )
 
     def peak(self, policies: Policies) -> int:
         """The bytes that one rank really uses in a step."""
@@ -116,7 +121,7 @@ POLICIES = [
     ("recompute:sqrt+regather", True),
     ("regather", True),
     ("compress", True),
-    ("offload", False),  # the host of a CPU is the CPU
+    ("offload", False),  # a CPU's memory is the host's
     ("recompute+offload", True),
     ({"h.*": "recompute", "h.1": "keep", "h.2.drop": "compress", "head": "offload"}, True),
 ]
@@ -137,15 +142,13 @@ def test_a_policy_changes_what_is_kept_and_nothing_else(
         other = got.grads[name]
         if grad is not None:
             assert other is not None and torch.allclose(other, grad, rtol=0, atol=1e-12), name
-    predicted = case.predicted(policies)
-    assert predicted.peak < case.predicted(NO_POLICIES).peak
-    if not saves:
-        assert sum(predicted.host.values()) > 0
-        return
-    real = case.peak(policies)
-    assert real < case.peak(NO_POLICIES)
-    if "offload" not in str(given):
-        assert UNDER * real <= predicted.peak <= OVER * real
+    predicted, real = case.predicted(policies), case.peak(policies)
+    assert UNDER * real <= predicted.peak <= OVER * real
+    assert (real < case.peak(NO_POLICIES)) == saves
+    apart = case.predicted(policies, separate_memory=True)
+    assert apart.peak < case.predicted(NO_POLICIES).peak
+    assert apart.peak <= predicted.peak and predicted.host == apart.host
+    assert bool(apart.host) == ("offload" in str(given))
 
 
 def test_what_is_gathered_again_is_sent_for_before_it_is_asked_for(
@@ -233,6 +236,30 @@ def test_eight_bits_keep_what_is_not_finite() -> None:
     assert opened[0, 0] == math.inf and opened[1, 1] == -math.inf and opened[2, 2].isnan()
     finite = x.isfinite()
     assert (opened - x)[finite].abs().max() <= x[finite].abs().max() / 252
+
+
+def test_what_lies_in_one_storage_is_copied_to_the_host_once() -> None:
+    whole = torch.arange(24.0, requires_grad=True) * 1
+    seen: list[Tensor] = [
+        whole, whole.view(4, 6), whole.view(4, 6).t(), whole[3:5], whole.view(4, 6)[:, 2:4],
+        whole[:1].expand(5), whole.detach().view(torch.int32),
+    ]  # fmt: skip
+    kept = [_on_host(x) for x in seen]
+    copies = {id(each.copy) for each in kept if each is not None}
+    assert len(copies) == 1 and None not in kept
+    before = [x.detach().clone() for x in seen]
+    with torch.no_grad():
+        whole.add_(1)
+    changed = _on_host(whole)
+    assert changed is not None and id(changed.copy) not in copies
+    assert torch.equal(changed.open(), whole)
+    for each, x, values in zip(kept, seen, before, strict=True):
+        assert each is not None
+        opened = each.open()
+        assert (opened.stride(), opened.dtype) == (x.stride(), x.dtype)
+        assert torch.equal(opened, values)
+    turned = torch.randn(3, dtype=torch.complex64).conj()
+    assert _on_host(turned) is None, "the storage does not say that it is conjugated"
 
 
 class Pooled(nn.Module):

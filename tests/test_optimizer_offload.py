@@ -150,6 +150,11 @@ def test_the_plan_says_it(tmp_path: Path) -> None:
     assert after.timeline.profile["optimizer"][end] == 0
     assert after.timeline.profile["optimizer"][-1] == nbytes  # one part is all, of so few
     assert plan.memory("sgd").host == 0
+    here = autopar.plan(model(), (X,), offload_optimizer=True, **{**options, "device": "cpu"})
+    (row,) = here.kept
+    assert (row.saves, row.host, row.seconds) == (0, nbytes, 0), "a CPU's memory is the host's"
+    assert here.memory().peak == before.peak
+    assert "in the host's memory, which is the device's: 3.5 KiB" in str(here.memory())
     plan.save(tmp_path / "plan.json")
     assert autopar.Plan.load(tmp_path / "plan.json").policies == plan.policies
     limit = before.peak - 1

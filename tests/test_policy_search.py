@@ -66,6 +66,15 @@ def test_as_many_blocks_as_it_takes() -> None:
     assert autopar.verify(Net(), (), CALL, mesh=options["mesh"], plan=chosen).ok
 
 
+def test_nothing_is_offloaded_where_the_host_has_the_same_memory() -> None:
+    options: dict[str, Any] = {"mesh": {"dp": 2}, "mode": "data_parallel", "device": "cpu"}
+    full = plan(**options).memory().peak
+    assert plan(memory_policy="offload", **options).memory().peak >= full
+    chosen = plan(memory=full - 1, memory_policy="auto", **options)
+    assert chosen.memory().peak < full and "recompute" in note(chosen)
+    assert "offload" not in note(chosen)
+
+
 def test_without_a_limit_all_is_kept() -> None:
     assert not plan(mesh={"dp": 2}, memory_policy="auto").policies
     roomy = plan(mesh={"dp": 2}, memory="80GB", memory_policy="auto")

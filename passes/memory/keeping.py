@@ -83,10 +83,13 @@ class Keeping:
         call -> bytes that are kept in the host's memory for it, and for none before it
     """
 
-    def __init__(self, graph: Graph, new: New, moment: Moment) -> None:
+    def __init__(self, graph: Graph, new: New, moment: Moment, separate_memory: bool) -> None:
         self.graph, self.new, self.moment = graph, new, moment
+        self.separate_memory = separate_memory
         self.resident = resident(graph)
         self.host: dict[str, int] = defaultdict(int)
+        #: By what was copied, where the host's memory is the device's.
+        self._copies: dict[int, Storage] = {}
         self._on_host: set[int] = set()
         self._gathers: dict[int, _Gather] = {}
         self._last_bucket: _Gather | None = None
@@ -164,8 +167,7 @@ class Keeping:
             if id(storage) in self._gathers:
                 self._need(storage, region.last)
             elif form == OFFLOAD and value.name not in self.resident:
-                self._offload(node, storage)
-                self._moments[self._back(region.last)] += storage.nbytes
+                region.held += self._offload(i, node, storage, region.last)
             else:
                 region.held.append(storage.hold())
         region.known.update(id(storage) for storage in storages[len(node.operands) :])
@@ -182,9 +184,7 @@ class Keeping:
     ) -> list[Storage]:
         """What a call keeps on the device in place of a storage."""
         if form == OFFLOAD:
-            self._offload(node, storage)
-            self._moments[self._back(i)] += storage.nbytes
-            return []
+            return self._offload(i, node, storage, i)
         dims = INDICES.get(node.op, 0)
         is_input = k == 0 and bool(dims)
         plane = math.prod(local_shape(self.graph, node.operands[0])[-dims:]) if dims else 0
@@ -200,10 +200,20 @@ class Keeping:
         made = self.new(name, "activations", nbytes, i, node.origin.module)
         return [made.hold()] if nbytes else []
 
-    def _offload(self, node: Node, storage: Storage) -> None:
+    def _offload(self, i: int, node: Node, storage: Storage, reader: int) -> list[Storage]:
+        """Copy a storage to the host, for the backward of a call; what the device holds of it."""
         if id(storage) not in self._on_host:
             self._on_host.add(id(storage))
             self.host[node.name] += storage.nbytes
+        if self.separate_memory:
+            self._moments[self._back(reader)] += storage.nbytes
+            return []
+        if id(storage) not in self._copies:
+            name = f"{node.name} (copied to the host)"
+            self._copies[id(storage)] = self.new(
+                name, "activations", storage.nbytes, i, node.origin.module
+            )
+        return [self._copies[id(storage)].hold()] if storage.nbytes else []
 
     # -- backward -----------------------------------------------------------------------------
 

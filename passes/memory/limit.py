@@ -78,12 +78,15 @@ class MemoryLimit:
         mesh -> what one rank runs for an operator, so that what it keeps can be observed
     seconds:
         how long the search under the limit may take in all
+    separate_memory:
+        whether what is kept on the host does not count (see `memory_timeline`)
     """
 
     nbytes: int
     optimizer: str
     operators: Probe
     seconds: float = SECONDS
+    separate_memory: bool = True
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,12 @@ Experts = Callable[[], Iterable[tuple[str, Assignment]]]
 def timeline_of(graph: Graph, limit: MemoryLimit) -> Timeline:
     """What a partitioned graph holds, with the optimizer's state."""
     assert graph.mesh is not None
-    return memory_timeline(graph, limit.operators(graph.mesh), optimizer=limit.optimizer)
+    return memory_timeline(
+        graph,
+        limit.operators(graph.mesh),
+        optimizer=limit.optimizer,
+        separate_memory=limit.separate_memory,
+    )
 
 
 def is_far_over(memory: StepMemory, choice: tuple[int, ...], limit: MemoryLimit) -> bool:

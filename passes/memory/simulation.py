@@ -22,7 +22,9 @@ from autopar.passes.memory.storage import Storage
 from autopar.passes.memory.timeline import OPTIMIZER_WORKSPACE, Held, Timeline, optimizer_states
 
 
-def memory_timeline(graph: Graph, resolve: Resolve, *, optimizer: str = "adam") -> Timeline:
+def memory_timeline(
+    graph: Graph, resolve: Resolve, *, optimizer: str = "adam", separate_memory: bool = True
+) -> Timeline:
     """What one rank holds during one training step.
 
     graph:
@@ -33,12 +35,14 @@ def memory_timeline(graph: Graph, resolve: Resolve, *, optimizer: str = "adam") 
     optimizer:
         a key of `timeline.OPTIMIZER_STATES`; states have the dtype of their parameter, as
         `torch.optim` keeps them
+    separate_memory:
+        whether the host's memory is another than the device's
 
     Counted are the parameters that the graph uses, and outputs until the step ends (a training
     loop holds them). Gradients start from the scalar outputs, or from all outputs where there is
     no scalar. Raises PlanError for an unknown optimizer.
     """
-    return _Simulation(graph, Effects(graph, resolve), optimizer).run()
+    return _Simulation(graph, Effects(graph, resolve), optimizer, separate_memory).run()
 
 
 @dataclass
@@ -50,8 +54,11 @@ class _Gradient:
 
 
 class _Simulation:
-    def __init__(self, graph: Graph, effects: Effects, optimizer: str) -> None:
+    def __init__(
+        self, graph: Graph, effects: Effects, optimizer: str, separate_memory: bool
+    ) -> None:
         self.graph, self.effects, self.optimizer = graph, effects, optimizer
+        self.separate_memory = separate_memory
         self.states = optimizer_states(optimizer)
         self.count = len(graph.nodes)
         self.storages: list[Storage] = []
@@ -61,7 +68,7 @@ class _Simulation:
         self.pending: dict[str, _Gradient] = {}
         self.last_use = self._last_uses()
         self.parameters = {n.name: n for n in graph.sources("param")}
-        self.keeping = Keeping(graph, self._new, self._moment)
+        self.keeping = Keeping(graph, self._new, self._moment, separate_memory)
         self.host: dict[str, int] = {}
         #: A bucket that was sent at a position of the backward pass and has not arrived yet.
         self.under_way: tuple[Node, int, Backward] | None = None
@@ -120,7 +127,8 @@ class _Simulation:
             nbytes = self.states * spec.nbytes
             if node.attrs.get(STATE) == OFFLOAD:
                 self.host[node.target] = nbytes
-                return
+                if self.separate_memory:
+                    return
             self._new(node.target, "optimizer", nbytes, 0, node.origin.module).hold()
 
     def _forward(self, i: int, node: Node) -> None:
@@ -263,7 +271,7 @@ class _Simulation:
 
     def _state_in_parts(self) -> list[Held]:
         """State that is on the host but for the part of the step that it is needed in."""
-        if not self.host:
+        if not self.host or not self.separate_memory:
             return []
         part = max(STEP_BYTES * self.states, *self.host.values())
         nbytes = min(sum(self.host.values()), part)

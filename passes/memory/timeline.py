@@ -74,9 +74,10 @@ class Timeline:
     assumed:
         operators that could not be observed and are taken to save all they read and make
     host:
-        call -> bytes that are kept for it in the host's memory, which are not among `held`
+        call -> bytes that are kept for it in the host's memory; where that is the device's, they
+        are among `held`
     host_state:
-        parameter -> bytes of optimizer state that are kept for it in the host's memory
+        parameter -> bytes of optimizer state, likewise
     """
 
     held: tuple[Held, ...]

@@ -242,6 +242,7 @@ MEASURES = {kind: [[2, 1e-5, 1e9]] for kind in COLLECTIVES}
         ({"precision": 2}, "precision must be from 0 to 1"),
         ({"precision": "good"}, "'precision' must be a number"),
         ({"backend": "mpi"}, "backend must be one of .* got 'mpi'"),
+        ({"separate_memory": 1}, "'separate_memory' must be true or false, got 1"),
         ({"devices_per_host": 0}, "devices_per_host must be at least 1"),
         ({"devices_per_host": 2.5}, "'devices_per_host' has the wrong type"),
         ({"memory_curve": [[64, 1e9], [32, 1e9]]}, "memory_curve must be at growing sizes"),
@@ -273,6 +274,14 @@ def test_presets_hide_gradients_where_nothing_else_needs_the_processors() -> Non
 def test_refuses_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="No such file"):
         load_device(tmp_path / "none.json")
+
+
+def test_memory_is_the_hosts_where_gloo_moves_it(tmp_path: Path) -> None:
+    """In files that do not say so, too."""
+    assert preset("h100").separate_memory and not preset("cpu").separate_memory
+    unsaid = _edited(tmp_path, separate_memory=None)
+    assert load_device(unsaid).separate_memory
+    assert not load_device(_edited(tmp_path, separate_memory=None, backend="gloo")).separate_memory
 
 
 def test_files_are_readable_json(tmp_path: Path) -> None:
