@@ -78,3 +78,16 @@ def packed_bytes(
     if form == COMPRESS8:
         return count + math.ceil(count / BLOCK) * dtype.itemsize
     return nbytes
+
+
+def packing_bytes(node: Node, form: str, dtype: torch.dtype, nbytes: int) -> int:
+    """Bytes in use while a call makes the compressed form of a tensor, beside the two of them.
+
+    dtype, nbytes:
+        of the tensor
+    """
+    count = nbytes // dtype.itemsize
+    rounds = form == COMPRESS8 and dtype.is_floating_point and count >= SMALLEST
+    if not rounds or node.op in SIGNS | MASKS | INDICES.keys():
+        return 0
+    return nbytes + count  # scaled, and which of them are not finite

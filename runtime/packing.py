@@ -105,22 +105,32 @@ class Rounded:
 
     @staticmethod
     def of(x: Tensor) -> Rounded:
-        flat = x.reshape(-1)
-        blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+        count = x.numel()
+        blocks = _in_blocks(x.reshape(-1))
         finite = blocks.nan_to_num(0.0, 0.0, 0.0)
-        scales = finite.abs().amax(1, keepdim=True) / _LARGEST
-        packed = (finite / scales.clamp(min=torch.finfo(x.dtype).tiny)).round().to(torch.int8)
+        scales = torch.linalg.vector_norm(finite, math.inf, 1, keepdim=True) / _LARGEST
+        # In place: what is kept small is large, and there is not the room for a copy per step.
+        finite.div_(scales.clamp(min=torch.finfo(x.dtype).tiny)).round_()
+        packed = finite.to(torch.int8)
         for value, code in _INFINITE.items():
             packed.masked_fill_(blocks.isnan() if math.isnan(value) else blocks == value, code)
-        return Rounded(packed.view(-1)[: flat.numel()].clone(), scales, Like.of(x))
+        packed = packed.view(-1)
+        return Rounded(
+            packed[:count].clone() if len(packed) > count else packed, scales, Like.of(x)
+        )
 
     def open(self) -> Tensor:
-        padded = torch.nn.functional.pad(self.packed, (0, -self.packed.numel() % BLOCK))
-        padded = padded.view(-1, BLOCK)
-        blocks = padded.to(self.like.dtype) * self.scales
+        packed = _in_blocks(self.packed)
+        blocks = packed.to(self.like.dtype).mul_(self.scales)
         for value, code in _INFINITE.items():
-            blocks.masked_fill_(padded == code, value)
+            blocks.masked_fill_(packed == code, value)
         return self.like.given(blocks.view(-1)[: self.packed.numel()])
+
+
+def _in_blocks(flat: Tensor) -> Tensor:
+    """`[n]` -> `[blocks, BLOCK]`, zeros behind it; a copy only where there have to be some."""
+    missing = -flat.numel() % BLOCK
+    return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(-1, BLOCK)
 
 
 @dataclass(frozen=True)

@@ -228,6 +228,13 @@ def test_eight_bits_are_close(case: Case) -> None:
     )
 
 
+def test_eight_bits_take_what_is_predicted(case: Case) -> None:
+    policies = resolve_policies(case.traced.graph, "compress8")
+    real = case.peak(policies)
+    assert UNDER * real <= case.predicted(policies).peak <= OVER * real
+    assert real < case.peak(resolve_policies(case.traced.graph, "compress"))
+
+
 def test_eight_bits_keep_what_is_not_finite() -> None:
     x = torch.randn(5, 300, generator=torch.Generator().manual_seed(0)).t()
     x[0, 0], x[1, 1], x[2, 2] = math.inf, -math.inf, math.nan

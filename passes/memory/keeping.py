@@ -18,8 +18,8 @@ import torch
 
 from autopar.ir.fused import FUSED
 from autopar.ir.graph import Graph, Node
-from autopar.ir.keep import COMPRESS8, KEEP, OFFLOAD, REGATHER, regions, resident
-from autopar.ir.packed import INDICES, packed_bytes
+from autopar.ir.keep import KEEP, OFFLOAD, REGATHER, regions, resident
+from autopar.ir.packed import INDICES, packed_bytes, packing_bytes
 from autopar.passes.memory.effects import local_shape
 from autopar.passes.memory.saved import Forward
 from autopar.passes.memory.storage import Storage
@@ -123,6 +123,7 @@ class Keeping:
             return []
         form = node.attrs.get(KEEP, "")
         held = []
+        packing = 0
         for k in sorted(effect.saved):
             storage = storages[k]
             if id(storage) in self._gathers:
@@ -131,6 +132,9 @@ class Keeping:
                 held.append(storage.hold())
             else:
                 held += self._packed(i, node, form, k, effect, storage)
+                dtype = _dtype(node, k, effect)
+                packing = max(packing, packing_bytes(node, form, dtype, storage.nbytes))
+        self.moment(i, node, packing)
         return held
 
     def _gather(self, node: Node, effect: Forward, storages: Sequence[Storage]) -> None:
@@ -193,9 +197,7 @@ class Keeping:
         if nbytes == storage.nbytes:
             return [storage.hold()]
         if not is_input:
-            # Of 8 bits a tensor is made in two steps.
-            times = 2 if form == COMPRESS8 else 1
-            self._moments[self._back(i)] += times * storage.nbytes
+            self._moments[self._back(i)] += storage.nbytes
         name = f"{node.name} (kept in {form} form)"
         made = self.new(name, "activations", nbytes, i, node.origin.module)
         return [made.hold()] if nbytes else []
