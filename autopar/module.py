@@ -213,14 +213,14 @@ class ParallelModule(Face):
         A bucket takes parameters as they are.
         """
         as_they_are = frozenset() if is_compiling() else compiled.bucketed
-        cut = [n for n in compiled.graph.sources("param") if n.name not in as_they_are]
-        found = self.local_parameters([node.target for node in cut])
-        pieces = {node.name: piece for node, piece in zip(cut, found, strict=True)}
+        parameters = (node for node in compiled.sources if node.op == "param")
+        cut = [node.target for node in parameters if node.name not in as_they_are]
+        pieces = iter(self.local_parameters(cut))
         for node in compiled.sources:
             if node.op == "param" and node.name in as_they_are:
                 yield self._state_tensor(node.target)
             elif node.op == "param":
-                yield pieces[node.name]
+                yield next(pieces)
             elif node.op == "buffer":
                 yield self._state_tensor(node.target)
             elif node.op == "constant":

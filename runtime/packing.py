@@ -137,7 +137,7 @@ def _in_blocks(flat: Tensor) -> Tensor:
 class HostCopy:
     """A copy of a storage in the host's memory, pinned where the device is another."""
 
-    nbytes: Tensor
+    memory: Tensor
     device: torch.device
 
     @staticmethod
@@ -151,9 +151,9 @@ class HostCopy:
 
     def back(self) -> torch.UntypedStorage:
         """The storage on the device."""
-        if self.nbytes.device == self.device:
-            return self.nbytes.untyped_storage()
-        moved = self.nbytes.to(self.device, non_blocking=self.nbytes.is_pinned())
+        if self.memory.device == self.device:
+            return self.memory.untyped_storage()
+        moved = self.memory.to(self.device, non_blocking=self.memory.is_pinned())
         return moved.untyped_storage()
 
 

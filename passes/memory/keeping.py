@@ -88,9 +88,8 @@ class Keeping:
         self.separate_memory = separate_memory
         self.resident = resident(graph)
         self.host: dict[str, int] = defaultdict(int)
-        #: By what was copied, where the host's memory is the device's.
-        self._copies: dict[int, Storage] = {}
-        self._on_host: set[int] = set()
+        #: What was copied to the host -> the copy, where it takes of the device's memory.
+        self._on_host: dict[int, Storage | None] = {}
         self._gathers: dict[int, _Gather] = {}
         self._last_bucket: _Gather | None = None
         self._opens: dict[int, list[_Gather]] = defaultdict(list)
@@ -204,18 +203,17 @@ class Keeping:
 
     def _offload(self, i: int, node: Node, storage: Storage, reader: int) -> list[Storage]:
         """Copy a storage to the host, for the backward of a call; what the device holds of it."""
-        if id(storage) not in self._on_host:
-            self._on_host.add(id(storage))
-            self.host[node.name] += storage.nbytes
-        if self.separate_memory:
-            self._moments[self._back(reader)] += storage.nbytes
+        key, nbytes = id(storage), storage.nbytes
+        if key not in self._on_host:
+            self.host[node.name] += nbytes
+            name, module = f"{node.name} (copied to the host)", node.origin.module
+            apart = self.separate_memory
+            self._on_host[key] = None if apart else self.new(name, "activations", nbytes, i, module)
+        copy = self._on_host[key]
+        if copy is None:
+            self._moments[self._back(reader)] += nbytes
             return []
-        if id(storage) not in self._copies:
-            name = f"{node.name} (copied to the host)"
-            self._copies[id(storage)] = self.new(
-                name, "activations", storage.nbytes, i, node.origin.module
-            )
-        return [self._copies[id(storage)].hold()] if storage.nbytes else []
+        return [copy.hold()]
 
     # -- backward -----------------------------------------------------------------------------
 
